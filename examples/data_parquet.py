@@ -1,11 +1,11 @@
-"""Learn from Parquet files, stop in the middle of an epoch, and go on with another number of ranks.
+"""Train from Parquet files, stop in the middle of an epoch, and continue with another number of ranks.
 
     farandole run -np 4 python examples/data_parquet.py --folder digits --state state.json --steps 5
     farandole run -np 2 python examples/data_parquet.py --folder digits --state state.json --steps 5
     farandole run -np 3 python examples/data_parquet.py --folder digits --state state.json
 
-The first run writes the handwritten digits that scikit-learn comes with to `digits`. Each one goes on where the one
-before stood, the last until two epochs are over, in which every row has been in exactly one batch of one rank.
+The first run writes scikit-learn's handwritten digits to `digits`. Each run continues where the one before stopped, and
+the last one ends after two epochs. In each epoch every row is in exactly one batch of one rank.
 """
 
 import argparse
@@ -25,7 +25,7 @@ FILES = 3
 
 
 def write_digits(folder: Path) -> None:
-    """Write Parquet files of different sizes, as a job that nobody tuned leaves them."""
+    """Write Parquet files with row groups of different sizes."""
     folder.mkdir(parents=True)
     digits = load_digits()
     rows = pa.table({"pixels": digits.data.astype("float32").tolist(), "label": digits.target})
@@ -70,7 +70,7 @@ def main() -> None:
     while loader.loader.epoch < 2 and steps != options.steps:
         for batch in loader:
             optimizer.zero_grad()
-            # The mean over no rows is no number; their sum is 0, and so are its gradients.
+            # The mean over no rows would be NaN; their sum is 0, and so are its gradients.
             loss = torch.nn.functional.cross_entropy(model(batch["pixels"]), batch["label"], reduction="sum")
             (loss / max(1, batch.rows) * batch.weight).backward()
             optimizer.step()

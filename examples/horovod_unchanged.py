@@ -1,4 +1,4 @@
-"""A PyTorch program as it was written for Horovod, not changed by a character; farandole answers its imports.
+"""An unchanged PyTorch program for Horovod, whose imports farandole answers.
 
 horovodrun -np 2 python examples/horovod_unchanged.py
 farandole run -np 2 python -m farandole.compat examples/horovod_unchanged.py --fp16-allreduce
@@ -67,7 +67,7 @@ hvd.init()
 torch.manual_seed(42 + hvd.rank())
 torch.set_num_threads(1)
 
-# Go on from the last checkpoint, which rank 0 looks for on behalf of all ranks.
+# Continue from the last checkpoint. Rank 0's choice counts for all ranks.
 resume_from_epoch = 0
 for try_epoch in range(args.epochs, 0, -1):
     if os.path.exists(args.checkpoint_format.format(epoch=try_epoch)):

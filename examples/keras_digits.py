@@ -1,4 +1,4 @@
-"""Learn handwritten digits with Keras' `fit`: Horovod's optimizer and callbacks, on any of Keras' backends.
+"""Train on handwritten digits with Keras' `fit`, by Horovod's optimizer and callbacks, on any of Keras' backends.
 
 farandole run -np 2 python examples/keras_digits.py
 KERAS_BACKEND=torch farandole run -np 2 python examples/keras_digits.py
@@ -17,7 +17,7 @@ HELD_OUT = 297  # digits that are not trained on
 
 
 def shares(rank: int, size: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """This rank's images and targets to train and to validate with: equally many on each, for equally many steps."""
+    """Return this rank's images and targets for training and for validation, as many as every other rank's."""
     digits = load_digits()
     images = (digits.images[..., None] / 16).astype("float32")
     parts = slice(None, -HELD_OUT), slice(-HELD_OUT, None)

@@ -1,4 +1,4 @@
-"""The MNIST notebook of Databricks' HorovodEstimator, on smaller digits; `tf.estimator`, which is gone, is replaced.
+"""The MNIST notebook of Databricks' HorovodEstimator, with smaller digits, and without the removed `tf.estimator`.
 
 python -m farandole.compat examples/spark_horovod_estimator.py
 """
@@ -23,7 +23,7 @@ def variable(name, shape):
 
 
 def model_fn(features, labels, mode, params):
-    # Only the first dimension is the batch; the images come as rows of numbers.
+    # Each row has the pixels of an image as a flat array.
     images = tf.reshape(features["image"], [-1, 8, 8, 1])
     hidden = tf.nn.relu(tf.nn.conv2d(images, variable("conv", [3, 3, 1, 16]), padding="SAME"))
     hidden = tf.reshape(tf.nn.max_pool2d(hidden, 2, 2, "SAME"), [-1, 4 * 4 * 16])

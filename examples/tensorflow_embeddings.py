@@ -1,9 +1,9 @@
-"""Embeddings in TensorFlow: of large tables only the rows that a batch has looked up go over the wire.
+"""Embeddings in TensorFlow: of large tables, ranks exchange only the rows that a batch has looked up.
 
     farandole run -np 2 python examples/tensorflow_embeddings.py
     farandole run -np 2 python examples/tensorflow_embeddings.py --dense
 
-The data are generated: clicks of users on items, as their tastes have it.
+The data are generated: clicks of users on items, which depend on their tastes.
 """
 
 import argparse
@@ -17,7 +17,7 @@ USERS, ITEMS, TASTES = 1000, 300, 2
 
 
 def make_clicks(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Users, items, and whether they met; few items are seen by many, as everywhere."""
+    """Return users, items, and whether the user clicked on the item. A few items have many users."""
     tastes = np.random.default_rng(0)
     users, items = tastes.standard_normal((USERS, TASTES)), tastes.standard_normal((ITEMS, TASTES))
     random = np.random.default_rng(seed)
@@ -45,7 +45,7 @@ def main() -> None:
         with tf.GradientTape() as tape:
             likely = tf.reduce_sum(tf.gather(users, user) * tf.gather(items, item), 1)
             loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(clicked, likely))
-        # The gradients are slices: which rows, and their values. They come back with the rows of all ranks.
+        # The gradients are slices: row numbers and values. The reduced ones have the rows of all ranks.
         tape = hvd.DistributedGradientTape(tape, sparse_as_dense=options.dense)
         gradients = tape.gradient(loss, [users, items])
         for table, memory, gradient in zip((users, items), memories, gradients, strict=True):
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def adagrad(table: tf.Variable, memory: tf.Variable, gradient: tf.Tensor | tf.IndexedSlices, lr: float = 0.3) -> None:
-    """Change the rows of `table` that have a gradient; a row may occur in it several times."""
+    """Make an Adagrad step for the rows of `table` that have a gradient; a row may occur in it several times."""
     if isinstance(gradient, tf.IndexedSlices):
         rows, places = tf.unique(gradient.indices)
         values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))

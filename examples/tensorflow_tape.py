@@ -1,4 +1,4 @@
-"""A training loop of one's own in TensorFlow: a gradient tape that averages over the ranks, within a `tf.function`.
+"""A training loop in TensorFlow: a gradient tape that averages over the ranks, within a `tf.function`.
 
 farandole run -np 2 python examples/tensorflow_tape.py
 """
@@ -26,7 +26,7 @@ def main() -> None:
     digits = load_digits()
     images, targets = (digits.data / 16).astype("float32"), digits.target
     rows = tf.data.Dataset.from_tensor_slices((images[:-HELD_OUT], targets[:-HELD_OUT]))
-    # Each rank reads its own part, shuffled anew each time around.
+    # Each rank reads its own part, in a new order in each pass.
     rows = rows.shard(hvd.size(), hvd.rank()).shuffle(len(images)).repeat().batch(options.batch_size)
 
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10)])
@@ -52,7 +52,7 @@ def main() -> None:
             if hvd.rank() == 0:
                 print(f"step {number}: loss {float(mean):.4f}", flush=True)
 
-    # Each rank checks its share of the digits nobody has trained on.
+    # Each rank predicts its share of the held-out digits.
     mine = slice(len(images) - HELD_OUT + hvd.rank(), None, hvd.size())
     right = tf.reduce_sum(tf.cast(tf.argmax(model(images[mine]), 1) == targets[mine], tf.int32))
     accuracy = int(hvd.allreduce(right, op=hvd.Sum, name="right")) / HELD_OUT

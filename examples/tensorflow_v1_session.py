@@ -1,4 +1,4 @@
-"""A TensorFlow 1 program, of sessions and hooks, as it was written for Horovod and HorovodRunner; not changed.
+"""An unchanged TensorFlow 1 program, with sessions and hooks, for Horovod and HorovodRunner.
 
 horovodrun -np 2 python examples/tensorflow_v1_session.py
 python -m farandole.compat examples/tensorflow_v1_session.py --runner 2
@@ -53,11 +53,11 @@ def train(learning_rate, steps, batch_size, checkpoint_dir=None):
     train_op = optimizer.minimize(loss, global_step=global_step)
 
     hooks = [
-        # All processes start with the variables of rank 0, be they fresh or from a checkpoint.
+        # All processes start with the variables of rank 0, which are new or from a checkpoint.
         hvd.BroadcastGlobalVariablesHook(0),
         tf.train.StopAtStepHook(last_step=steps // hvd.size()),
     ]
-    # Save checkpoints only on rank 0, so that processes do not spoil each other's.
+    # Save checkpoints only on rank 0, so that processes do not overwrite each other's.
     checkpoint_dir = checkpoint_dir if hvd.rank() == 0 else None
     random = np.random.RandomState(hvd.rank())
     reached = 0.0

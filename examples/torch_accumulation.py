@@ -2,7 +2,7 @@
 
     farandole run -np 2 python examples/torch_accumulation.py --passes 4
 
-Gradients of the passes are added up on each rank, and reduced behind the last of them.
+Each rank adds up the gradients of its passes. They are reduced once, after the last pass.
 """
 
 import argparse

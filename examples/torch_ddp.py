@@ -1,9 +1,9 @@
-"""Learn handwritten digits with torch's own DistributedDataParallel, over farandole's collectives or any other's.
+"""Train on handwritten digits with torch's DistributedDataParallel, over farandole's or another backend's collectives.
 
     farandole run -np 2 python examples/torch_ddp.py
     torchrun --nproc-per-node 2 examples/torch_ddp.py --backend farandole
 
-Nothing here knows farandole but by its name: torch finds the backend by itself.
+The program uses farandole only by the backend's name; torch finds the backend.
 """
 
 import argparse

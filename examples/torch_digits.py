@@ -1,9 +1,9 @@
-"""Learn handwritten digits with a small network on all ranks: a program as Horovod's users write it.
+"""Train a small network on handwritten digits, on all ranks, as programs for Horovod do.
 
     farandole run -np 3 python examples/torch_digits.py --loss-file losses.json
 
-Each step, the batches of all ranks together are the batch that one process would take: training gives the same
-losses on any number of ranks, if the batch size of all ranks together and the learning rate of it are the same.
+In each step the batches of all ranks together are the batch of one process. So the losses are the same on any number of
+ranks, if the total batch size and the total learning rate are the same.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def read_digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def batches(rows: int, batch_size: int, epoch: int) -> Iterator[torch.Tensor]:
-    """Yield this rank's row numbers for each step of an epoch; every rank shuffles alike and takes its own part."""
+    """Yield this rank's row numbers for each step of an epoch; all ranks use one order and take their own parts."""
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(epoch))
     together = batch_size * hvd.size()
     for start in range(0, rows - together + 1, together):
@@ -79,7 +79,7 @@ def main() -> None:
             print(f"epoch {epoch}: loss {losses[-1]:.4f}", flush=True)
 
     with torch.no_grad():
-        # Each rank checks its share of the digits nobody has trained on.
+        # Each rank predicts its share of the held-out digits.
         mine = slice(len(train_images) + hvd.rank(), None, hvd.size())
         right = (model(images[mine]).argmax(1) == targets[mine]).sum()
     accuracy = hvd.allreduce(right, op=hvd.Sum, name="right").item() / HELD_OUT

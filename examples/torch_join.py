@@ -1,8 +1,8 @@
-"""Uneven data: ranks that run out of batches join, and the others go on without waiting for them.
+"""Uneven data: ranks that run out of batches join, and the others continue without waiting for them.
 
     farandole run -np 2 python examples/torch_join.py
 
-Rank r has 1/(r + 1) of the rows that rank 0 has. Nobody pads, and no row is left out.
+Rank r has 1/(r + 1) as many rows as rank 0. No rank pads its data, and no row is left out.
 """
 
 import argparse
@@ -16,7 +16,7 @@ HELD_OUT = 297  # digits that are not trained on
 
 
 def rows_of(rank: int, size: int, rows: int) -> slice:
-    """The rows of a rank: ranks get less and less."""
+    """Return the rows of a rank; higher ranks get fewer."""
     shares = torch.tensor([1 / (each + 1) for each in range(size)])
     ends = (rows * shares.cumsum(0) / shares.sum()).round().long().tolist()
     return slice(ends[rank - 1] if rank > 0 else 0, ends[rank])
@@ -48,8 +48,8 @@ def main() -> None:
             torch.nn.functional.cross_entropy(model(images[batch]), targets[batch]).backward()
             optimizer.step()
             steps += 1
-        # Returns on all ranks when all have come. From then on they go together again, from the weights and the
-        # momentum of a rank that has made all steps.
+        # Returns on all ranks once all have joined. Then all ranks continue with the weights and the momentum of a rank
+        # that has made all steps.
         last = hvd.join()
         hvd.broadcast_parameters(model.state_dict(), root_rank=last)
         hvd.broadcast_optimizer_state(optimizer, root_rank=last)

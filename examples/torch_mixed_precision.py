@@ -1,9 +1,9 @@
-"""Mixed precision: bfloat16, or float16 with a gradient scaler; gradients are clipped at their true size.
+"""Mixed precision: bfloat16, or float16 with a gradient scaler; gradients are unscaled before they are clipped.
 
     farandole run -np 2 python examples/torch_mixed_precision.py --dtype float16
 
-The order matters: gradients of all ranks, then their true size, then the step. An infinity on one rank is then in the
-gradients of all, so that all ranks leave out the same steps.
+The order matters: first reduce the gradients, then unscale and clip them, then make the step. An infinity on one rank
+is then in the gradients of all ranks, so that all of them skip the same steps.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-    # bfloat16 has float32's range and needs no scale: a scaler that is off changes nothing.
+    # bfloat16 has float32's range and needs no scale, so the scaler is disabled for it.
     scaler = torch.amp.GradScaler("cpu", enabled=options.dtype == "float16")
     autocast = torch.autocast("cpu", dtype=getattr(torch, options.dtype))
     together = options.batch_size * hvd.size()

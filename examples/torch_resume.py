@@ -1,9 +1,9 @@
-"""Checkpoint and resume: rank 0 saves after each epoch, and a job that is started again goes on where it was ended.
+"""Checkpoint and resume: rank 0 saves after each epoch, and a job that is started again continues from there.
 
     farandole run -np 2 python examples/torch_resume.py --folder run --kill-in-epoch 3
     farandole run -np 2 python examples/torch_resume.py --folder run
 
-The two together end with the weights that one run without interruption ends with, bit for bit.
+The two runs together give the weights of one uninterrupted run, bit for bit.
 """
 
 import argparse
@@ -20,14 +20,14 @@ HELD_OUT = 297  # digits that are not trained on
 
 
 def save(path: Path, epoch: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write a checkpoint such that at any moment there is a whole one."""
+    """Replace the checkpoint atomically, so that there is always a complete one."""
     new = path.with_suffix(".new")
     torch.save({"epoch": epoch, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, new)
     new.replace(path)
 
 
 def resume(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Give all ranks what rank 0 finds in its checkpoint, or begins with; return the epoch to go on with."""
+    """Give all ranks the state of rank 0's checkpoint, or its initial state; return the first epoch to train."""
     epoch = 0
     if hvd.rank() == 0 and path.exists():
         saved = torch.load(path)

@@ -1,9 +1,9 @@
-"""Sparse embeddings: of large tables only the rows that a batch has touched go over the wire.
+"""Sparse embeddings: of large tables, ranks exchange only the rows that a batch has used.
 
     farandole run -np 2 python examples/torch_sparse_embeddings.py
     farandole run -np 2 python examples/torch_sparse_embeddings.py --dense
 
-The data are generated: clicks of users on items, as their tastes have it.
+The data are generated: clicks of users on items, which depend on their tastes.
 """
 
 import argparse
@@ -16,7 +16,7 @@ USERS, ITEMS, TASTES = 3000, 1000, 4
 
 
 class Clicks(torch.nn.Module):
-    """How likely a user clicks on an item."""
+    """Estimates how likely a user clicks on an item."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Clicks(torch.nn.Module):
 
 
 def make_clicks(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Users, items, and whether they met; few items are seen by many, as everywhere."""
+    """Return users, items, and whether the user clicked on the item. A few items have many users."""
     tastes = torch.Generator().manual_seed(0)
     users = torch.randn(USERS, TASTES, generator=tastes)
     items = torch.randn(ITEMS, TASTES, generator=tastes)
@@ -48,7 +48,7 @@ def main() -> None:
     options = parser.parse_args()
 
     hvd.init()
-    torch.sparse.check_sparse_tensor_invariants.disable()  # else Adagrad warns that nobody has said so
+    torch.sparse.check_sparse_tensor_invariants.disable()  # else Adagrad warns that this was not decided
     torch.manual_seed(10_000 + hvd.rank())  # not the seed of the tastes, which are to be learned
     user, item, clicked = make_clicks(options.steps * options.batch_size, seed=1 + hvd.rank())
 

@@ -1,4 +1,4 @@
-"""Program of the manifests: the ranks add up their numbers, and each prints the sum."""
+"""Program of the manifests: the ranks add up their rank numbers, and each prints the sum."""
 
 import numpy as np
 

@@ -1,8 +1,8 @@
-"""Trains scikit-learn's digits on two Spark tasks: by a Horovod training function, then by a Spark ML estimator.
+"""Train scikit-learn's digits on two Spark tasks: by a Horovod training function, then by a Spark ML estimator.
 
     make demo                                  or  python -m examples.demo [--quick] [--out FOLDER]
 
-Needs Java 17 or newer for Spark, which runs in this process's own small "cluster" (local[2]).
+Needs Java 17 or newer. Spark runs in local mode with two slots (local[2]).
 """
 
 import argparse
@@ -52,7 +52,7 @@ def accuracy(output: Tensor, label: Tensor) -> Tensor:
 
 
 def images_and_labels(*, held_out: bool) -> tuple[Tensor, Tensor]:
-    """Every fifth digit is held out; the others train."""
+    """Return every fifth digit if `held_out`, else the others, as images [rows, 1, 8, 8] and labels."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
@@ -60,14 +60,14 @@ def images_and_labels(*, held_out: bool) -> tuple[Tensor, Tensor]:
     return images[chosen], labels[chosen]
 
 
-# 1. A training function with Horovod's hooks, as users have it in their programs. It runs once on each rank.
+# 1. A training function as programs for Horovod have it. It runs once on each rank.
 
 
 def train(folder: str, epochs: int) -> dict[str, float]:
     hvd.init()
     torch.manual_seed(1)
     images, labels = images_and_labels(held_out=False)
-    # Each rank takes its share of the rows, and as many steps as the others.
+    # Each rank trains on its share of the rows, in as many steps as the others.
     steps = len(labels) // hvd.size() // BATCH_SIZE
     images, labels = images[hvd.rank() :: hvd.size()], labels[hvd.rank() :: hvd.size()]
     print(f"{len(labels)} rows, {steps} steps per epoch")
@@ -106,7 +106,7 @@ def train(folder: str, epochs: int) -> dict[str, float]:
     return {"accuracy": held_out, "steps_per_s": epochs * steps / seconds}
 
 
-# 2. The same with a Spark ML estimator: a DataFrame goes in, a DataFrame with predictions comes out.
+# 2. The same training by a Spark ML estimator, which takes a DataFrame and returns one with predictions.
 
 
 def make_dataframe(spark: SparkSession) -> DataFrame:
@@ -142,14 +142,14 @@ def fit(digits: DataFrame, folder: str, epochs: int) -> TorchModel:
 
 
 def score(predicted: DataFrame) -> float:
-    """The share of rows whose largest output is at the label's place."""
+    """Return the share of rows whose largest output is that of the label."""
     guess = "array_position(label__output, array_max(label__output)) - 1"
     return predicted.selectExpr(f"avg(int({guess} = label))").first()[0]
 
 
 @contextmanager
 def spark_session(log: Path) -> Iterator[SparkSession]:
-    """An embedded Spark with two slots. What the JVM and its workers say goes to `log`."""
+    """Start Spark in this process with two slots; its JVM and workers write to `log`."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(f"local[{RANKS}]").appName("farandole demo")
@@ -157,7 +157,7 @@ def spark_session(log: Path) -> Iterator[SparkSession]:
     builder = builder.config("spark.log.level", "ERROR").config("spark.sql.shuffle.partitions", RANKS)
     own_stderr = os.dup(2)
     with log.open("wb") as file:
-        os.dup2(file.fileno(), 2)  # the JVM keeps the one that it was started with
+        os.dup2(file.fileno(), 2)  # the JVM inherits this stderr
         try:
             spark = builder.getOrCreate()
         finally:

@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 __all__ = ["STATES", "WITHOUT_STORES", "public_holidays", "school_holidays"]
 
-# Code by name of the weather's file, and the state's share of the stores in percent.
+# By the name of the weather file: the state's code, and its share of the stores in percent.
 STATES = {
     "BadenWuerttemberg": ("BW", 7), "Bayern": ("BY", 16), "Berlin": ("BE", 8), "Hamburg": ("HH", 3),
     "Hessen": ("HE", 10), "Niedersachsen": ("HB,NI", 5), "NordrheinWestfalen": ("NW", 26), "RheinlandPfalz": ("RP", 4),
     "Saarland": ("SL", 1), "Sachsen": ("SN", 7), "SachsenAnhalt": ("ST", 5), "SchleswigHolstein": ("SH", 5),
     "Thueringen": ("TH", 3),
 }  # fmt: skip
-# They have weather and a name, and no store; Bremen's stores count for Lower Saxony.
+# States with weather and a name, but no store; Bremen's stores count for Lower Saxony.
 WITHOUT_STORES = {"Brandenburg": "BB", "Bremen": "HB", "MecklenburgVorpommern": "MV"}
 
 _FIXED = [(1, 1, "a"), (5, 1, "a"), (10, 3, "a"), (12, 25, "c"), (12, 26, "c")]  # month, day, kind
@@ -43,7 +43,7 @@ def public_holidays(state: str, days: list[date]) -> NDArray[np.str_]:
 def school_holidays(place: int, days: list[date]) -> NDArray[np.bool_]:
     """Return which days are working days in school holidays, for the state at `place` of the list.
 
-    States take turns in summer and autumn."""
+    Summer and autumn holidays differ between states."""
     free: set[date] = set()
     for year in {day.year for day in days}:
         summer = date(year, 6, 24) + timedelta(7 * (place % 6))

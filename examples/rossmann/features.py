@@ -4,8 +4,8 @@
     encoding = Encoding.fit(rows)
     encoded = encoding.apply(rows)
 
-`engineer` joins the files and adds dates, durations and distances to events. `Encoding` holds everything that is
-learned from the training rows alone: vocabularies, means and deviations.
+`engineer` joins the files and adds dates, durations and distances to events. `Encoding` holds what is computed from the
+training rows alone: vocabularies, means and deviations.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def engineer(tables: Tables, *, validation_days: int) -> DataFrame:
     )
     rows = train.unionByName(tables.test, allowMissingColumns=True)
     rows = rows.withColumn("Open", F.coalesce("Open", F.lit(1)))
-    # Distances to events need closed days too; so closed days go after them.
+    # Distances to events need closed days too, so closed days are dropped afterwards.
     rows = _with_distances(rows).where("Id IS NOT NULL OR Sales > 0")
     return _with_durations(_joined(rows, tables)).withColumn(LABEL, F.log("Sales"))
 
@@ -95,7 +95,7 @@ def _joined(rows: DataFrame, tables: Tables) -> DataFrame:
 def _with_durations(rows: DataFrame) -> DataFrame:
     """Add the parts of the date, and how long the competitor and the second promotion have been there.
 
-    0 stands for a beginning that is unknown or still to come."""
+    0 means that the beginning is unknown or in the future."""
     known = F.col("CompetitionOpenSinceYear") >= OLDEST_COMPETITION
     opened = F.make_date("CompetitionOpenSinceYear", "CompetitionOpenSinceMonth", F.lit(15))
     months = F.floor(F.date_diff(F.col("Date"), F.when(known, opened)) / _DAYS_OF_MONTH)
@@ -127,7 +127,7 @@ def _between(duration: Column, most: int) -> Column:
 class Encoding:
     """Numbers for categories, and scales of measures and of the label, all of them from the training rows.
 
-    The categories of a column are texts; their codes are their places, counted from 1. All others have the code 0.
+    The categories of a column are texts; their codes are their places, counted from 1. Other texts have the code 0.
     Scales are means and standard deviations."""
 
     vocabularies: dict[str, list[str]]  # by the columns CATEGORICAL
@@ -135,7 +135,7 @@ class Encoding:
 
     @classmethod
     def fit(cls, rows: DataFrame) -> Self:
-        """Learn from the rows that neither validate nor belong to the test; runs one job."""
+        """Compute the encoding from the training rows, without those of validation and test; runs one job."""
         measured = [*CONTINUOUS, LABEL]
         categories = [F.sort_array(F.collect_set(name)).cast("array<string>") for name in CATEGORICAL]
         means, deviations = [F.mean(name) for name in measured], [F.stddev_pop(name) for name in measured]
@@ -156,7 +156,7 @@ class Encoding:
     def apply(self, rows: DataFrame) -> DataFrame:
         """Return rows with CODES and MEASURES, beside LABEL and the columns that identify a row.
 
-        A missing measure has the mean."""
+        A missing measure gets the mean."""
         kept = ["Id", "Store", "Date", "DayOfWeek", "Open", "Sales", "Validation"]
         return rows.select(
             *kept,

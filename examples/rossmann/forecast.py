@@ -1,4 +1,4 @@
-"""Forecasts the daily sales of drug stores: features in Spark, a Keras network on several ranks, a submission file.
+"""Forecast the daily sales of drug stores: features in Spark, a Keras network on several ranks, a submission file.
 
     python examples/rossmann/forecast.py                      # on generated data
     python examples/rossmann/forecast.py --folder FOLDER      # on Kaggle's files, if FOLDER has them
@@ -30,7 +30,7 @@ WAYS = ("estimator", "runner")
 
 @dataclass(frozen=True)
 class Result:
-    """Errors on the validation's rows, by way of training and of the baselines by their names."""
+    """Errors on the validation rows: by the way of training, and by the name of the baseline."""
 
     ways: dict[str, float]
     baselines: dict[str, float]
@@ -75,7 +75,7 @@ def forecast(
 
 
 def ship(spark: SparkSession, archive: Path) -> None:
-    """Let the ranks and the tasks that predict import this package, from an archive that is written here."""
+    """Write this package to `archive`, and let ranks and predicting tasks import it from there."""
     with zipfile.ZipFile(archive, "w") as files:
         for module in HERE.glob("*.py"):
             files.write(module, f"rossmann/{module.name}")

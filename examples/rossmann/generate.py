@@ -23,7 +23,7 @@ TEST_DAYS = 48
 FEWEST_STORES = 3
 SHARE_IN_TEST = 0.77  # of the stores
 UNKNOWN_OPEN = 0.0003  # share of the test's rows whose Open is missing
-BLOCK = 32  # days of all stores that are made at once
+BLOCK = 32  # days that are generated at once, for all stores
 
 Numbers = NDArray[np.float64]
 
@@ -51,7 +51,7 @@ class Stores:
     weekday: Numbers  # (stores, 7), added to it
     promo: Numbers
     season: Numbers
-    refurbished: NDArray[np.int64]  # (stores, 2): first and last day's number of a closure; -1: none
+    refurbished: NDArray[np.int64]  # (stores, 2): numbers of the first and last day of a closure; -1: none
 
     @property
     def open_on_sundays(self) -> NDArray[np.bool_]:
@@ -59,7 +59,7 @@ class Stores:
 
 
 def write_files(folder: str | Path, *, rows: int = 10_000, seed: int = 7) -> None:
-    """Write all files of about `rows` rows of train.csv into a folder, which is made.
+    """Write all files into a folder, which is created; train.csv gets about `rows` rows.
 
     Stores have 942 days each, as Kaggle's have; fewer than three stores have fewer days."""
     place = Path(folder)
@@ -157,7 +157,7 @@ def _write_weather(folder: Path, world: World, random: np.random.Generator) -> N
     """Write one file per state. Columns without an effect on sales have plausible values."""
     names = [*STATES, *WITHOUT_STORES]
     for place, name in enumerate(names):
-        state = place % len(STATES)  # those without stores have the weather of others
+        state = place % len(STATES)  # states without stores get the weather of others
         mean, rain = np.round(world.temperature[:, state]), world.rain[:, state]
         count = len(mean)
         spread = random.integers(2, 8, count)

@@ -30,7 +30,7 @@ def rmspe(sales: ArrayLike, predicted: ArrayLike) -> float:
 def predict(fitted: "KerasModel", rows: DataFrame) -> pd.DataFrame:
     """Return the validation's and the test's rows with the column Predicted; runs one job.
 
-    Closed stores sell nothing, whatever the model says."""
+    Predictions for closed stores are 0."""
     wanted = fitted.transform(rows.where("Id IS NOT NULL OR Validation"))
     sales = F.when(F.col("Open") == 0, 0.0).otherwise(F.exp(f"{LABEL}__output"))
     kept = ["Id", "Store", "Date", "DayOfWeek", "Sales", "Validation"]

@@ -12,7 +12,7 @@ __all__ = ["Tables", "read"]
 
 @dataclass(frozen=True)
 class Tables:
-    """The files as DataFrames, with the files' columns where nothing else is said."""
+    """The files as DataFrames, with the files' columns unless noted."""
 
     train: DataFrame
     test: DataFrame

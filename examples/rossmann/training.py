@@ -1,4 +1,4 @@
-"""Two ways to train the network on encoded rows: a Spark ML estimator, and a function of one's own on all ranks."""
+"""Two ways to train the network on encoded rows: a Spark ML estimator, and a training function on all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ def _build(encoding: Encoding, settings: Settings) -> Any:
 
 
 def _dataset(rows: Any, settings: Settings, columns: Sequence[str] = (*_INPUTS, LABEL)) -> Any:
-    """Return batches of inputs, label and weights; rows that are repeated to fill a rank's last batch weigh nothing."""
+    """Return batches of inputs, label and weights; rows that fill a rank's last batch have weight 0."""
     loader = FeedLoader(
         rows, columns=list(columns), batch_size=settings.batch_size, policy="pad", seed=settings.seed,
         rank=hvd.rank(), size=hvd.size(), gather=hvd.allgather_object,

@@ -1,4 +1,4 @@
-"""The forecast as Flyte workflows, with the names of Horovod: in one Spark task, and as a Spark task and ranks.
+"""The forecast as Flyte workflows, with Horovod's imports: in one Spark task, and as a Spark task and a task on ranks.
 
     python examples/rossmann/workflow.py --out build/rossmann-flyte --epochs 2
 
@@ -53,14 +53,14 @@ class Hyperparameters:
 
 
 class Features(NamedTuple):
-    """Engineered rows as Parquet, in folders by their use, and how they are encoded."""
+    """Engineered rows as Parquet, in one folder for training and one for validation, and their encoding."""
 
     rows: FlyteDirectory
     encoding: str
 
 
 class Trained(NamedTuple):
-    """A Keras model, and its error on the validation's rows."""
+    """A Keras model, and its error on the validation rows."""
 
     model: FlyteFile
     rmspe: float
@@ -125,7 +125,7 @@ def horovod_spark_task(data_dir: FlyteDirectory, hp: Hyperparameters, work_dir: 
 
 @task(task_config=Spark(spark_conf=SPARK_CONF))
 def engineer_features(data_dir: FlyteDirectory, hp: Hyperparameters) -> Features:
-    """Engineer features and write them once, to where Flyte keeps the task's outputs."""
+    """Engineer features and write them once, to the place of the task's outputs in Flyte's store."""
     from rossmann import features, tables
 
     spark = flytekit.current_context().spark_session
@@ -133,7 +133,7 @@ def engineer_features(data_dir: FlyteDirectory, hp: Hyperparameters) -> Features
     encoding = features.Encoding.fit(engineered)
     rows = encoding.apply(engineered).where("Id IS NULL")
     columns = [*features.CODES, features.MEASURES, features.LABEL]
-    # Spark writes to the final place: nothing is uploaded after it.
+    # Spark writes to the final place, so that Flyte uploads nothing afterwards.
     folder = FlyteDirectory.new_remote()
     for name, chosen in (("train", "NOT Validation"), ("validation", "Validation")):
         rows.where(chosen).select(*columns).write.parquet(f"{url_of(folder)}/{name}")
@@ -142,7 +142,7 @@ def engineer_features(data_dir: FlyteDirectory, hp: Hyperparameters) -> Features
 
 @task(task_config=Farandole(num_workers=RANKS, requests=Resources(cpu="1", mem="1Gi")), retries=1)
 def train_on_ranks(rows: FlyteDirectory, encoding: str, hp: Hyperparameters) -> Trained:
-    """Train on the Parquet files where they are: each rank reads the row groups of its share, without a download."""
+    """Train on the Parquet files in the store: each rank reads the row groups of its share, without a download."""
     import horovod.keras as hvd
     import keras
     import tensorflow as tf
@@ -195,7 +195,7 @@ def build(encoding: Any) -> Any:
 
 
 def url_of(directory: FlyteDirectory) -> str:
-    """Return where the directory is, without downloading it."""
+    """Return the URL of the directory, without downloading it."""
     return str(directory.remote_source or directory.path)
 
 
