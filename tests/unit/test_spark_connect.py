@@ -1,6 +1,7 @@
 """Facts of a Spark Connect session, whose server tells less than a SparkContext knows."""
 
 import sys
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,19 +9,25 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+from farandole.errors import ConfigError, SlotsError
 from farandole.spark.application import is_connect
 from farandole.spark.chosen import application_of
 from farandole.spark.connect import ConnectApplication, candidates
 from farandole.spark.interpreter import interpreter_error, use_own_interpreter
+from farandole.spark.slots import all_slots, require_slots
 from farandole.topology import own_addresses
 
 
-def session(splits: str = "splits=8") -> Any:
+def session(splits: str = "splits=8", **settings: str) -> Any:
     """Make a stand-in for a Connect session, which has no attribute `sparkContext`."""
     made = type("SparkSession", (SimpleNamespace,), {"__module__": "pyspark.sql.connect.session"})()
     plan = f"== Physical Plan ==\n*(1) Range (0, 1, step=1, {splits})\n"
     made.range = lambda end: SimpleNamespace(_explain_string=lambda: plan)
-    made.conf = SimpleNamespace(get=lambda name: {"spark.master": "yarn"}[name], getAll={"spark.task.cpus": "2"})
+    made.conf = SimpleNamespace(
+        get=lambda name: {"spark.master": "yarn"}[name], getAll={"spark.task.cpus": "2"} | settings
+    )
     return made
 
 
@@ -30,6 +37,32 @@ def test_slots_come_from_the_partitions_of_a_range(splits: str) -> None:
     assert isinstance(application, ConnectApplication)
     assert application.parallelism() == 8
     assert application.slots(3, None) == 2
+
+
+@pytest.mark.parametrize(
+    "setting", ["spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism", "spark.task.resource.gpu.amount"]
+)
+def test_slots_that_the_server_does_not_tell_are_unknown(setting: str, caplog: pytest.LogCaptureFixture) -> None:
+    unknown: dict[str, str] = {setting: "1"}
+    spark = session(**unknown)
+    assert ConnectApplication(spark).slots(2, None) is None
+    require_slots(spark, 64, patience=timedelta(0))
+    assert "64 ranks" in caplog.text
+    with pytest.raises(ConfigError, match="num_proc: must be given"):
+        all_slots(spark, patience=timedelta(0))
+    promised = session(**unknown, **{"spark.executor.instances": "3", "spark.executor.cores": "8"})
+    assert all_slots(promised, patience=timedelta(0)) == 12
+    with pytest.raises(SlotsError, match=r"13 slots, .* has 12"):
+        require_slots(promised, 13, patience=timedelta(0))
+
+
+def test_the_gpus_of_a_profile_are_not_counted_either() -> None:
+    requests = TaskResourceRequests().cpus(2)
+    assert ConnectApplication(session()).slots(2, ResourceProfileBuilder().require(requests).build) == 4
+    assert (
+        ConnectApplication(session()).slots(2, ResourceProfileBuilder().require(requests.resource("gpu", 1)).build)
+        is None
+    )
 
 
 def test_its_settings_are_asked_for() -> None:

@@ -50,8 +50,10 @@ class Application(Protocol):
     def parallelism(self) -> int:
         """Return Spark's default parallelism."""
 
-    def slots(self, task_cpus: int, profile: ResourceProfile | None) -> int:
-        """Return how many tasks can run at once now, each with `task_cpus` cores and the resources of `profile`."""
+    def slots(self, task_cpus: int, profile: ResourceProfile | None) -> int | None:
+        """Return how many tasks can run at once now, each with `task_cpus` cores and the resources of `profile`.
+
+        None: that is not known."""
 
     def driver_host(self, interface: str, patience: timedelta) -> DriverHost:
         """Return the address at which to listen for tasks; may run a Spark job that tries addresses, up to `patience`.

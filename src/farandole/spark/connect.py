@@ -31,6 +31,7 @@ INTERRUPT_EVERY = 0.2  # seconds
 TRY_TIMEOUT = timedelta(seconds=3)  # for a task's connection to one address
 _REACHED_SCHEMA = "address string"
 _ARROW_REACHED = pa.schema([("address", pa.string())])
+_PARALLELISM = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
 _SPLITS = re.compile(r"splits=(?:Some\()?(\d+)")
 
 
@@ -66,7 +67,13 @@ class ConnectApplication:
         assert found is not None, plan
         return int(found[1])
 
-    def slots(self, task_cpus: int, profile: ResourceProfile | None) -> int:
+    def slots(self, task_cpus: int, profile: ResourceProfile | None) -> int | None:
+        # The default parallelism is the number of cores unless it is set, and says nothing of GPUs.
+        resources = any(name.startswith("spark.task.resource.") for name in self.settings)
+        if profile is not None:
+            resources = any(name != "cpus" for name in profile.taskResources)
+        if resources or any(name in self.settings for name in _PARALLELISM):
+            return None
         return self.parallelism() // task_cpus
 
     def driver_host(self, interface: str, patience: timedelta) -> DriverHost:

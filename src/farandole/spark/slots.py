@@ -29,6 +29,11 @@ log = logging.getLogger(__name__)
 POLL = 0.1  # seconds
 SETTLED = timedelta(seconds=1.5)  # executors of one application register within this time of each other
 
+# `ConnectApplication.slots` has the reasons.
+_UNCOUNTED = (
+    "a Spark Connect server does not tell the number of slots where spark.default.parallelism or "
+    "spark.sql.leafNodeDefaultParallelism is set, or where tasks need GPUs"
+)
 _RESOURCE = re.compile(r"spark\.task\.resource\.(.+)\.amount")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 
@@ -119,20 +124,24 @@ def require_slots(
 
     Blocks while promised executors register, up to `patience`; then raises `SlotsTimeout`. Refuses within two seconds
     if the configuration promises too few slots, or if it promises none and the number of slots has stopped growing.
+    Where the number of slots is not known, only the promise counts; without one a warning is logged.
     Raises `ConfigError` under dynamic allocation, which Spark does not combine with barrier stages, and if tasks need a
     resource that a local session does not give, or GPUs that their ranks cannot divide. `profile` replaces the
     resources of tasks in the configuration."""
     application = application_of(spark)
     cluster = cluster_of(application, profile, ranks_per_task)
-    promised = None if is_local(cluster.master) else cluster.promised
+    local = is_local(cluster.master)
     started = changed = time.monotonic()
-    present = _present(application, cluster, profile)
-    while True:
+    before = None
+    while (present := _present(application, cluster, profile)) is not None:
         now = time.monotonic()
+        if before not in (None, present):
+            changed = now
+            log.info("%d of %d slots are available", present, wanted)
         verdict = decide(
             wanted,
             present=present,
-            promised=present if is_local(cluster.master) else promised,
+            promised=present if local else cluster.promised,
             unchanged=timedelta(seconds=now - changed),
             waited=timedelta(seconds=now - started),
             patience=patience,
@@ -140,14 +149,15 @@ def require_slots(
         if verdict == "go":
             return
         if verdict == "refuse":
-            raise SlotsError(wanted, max(present, promised or 0), _where(cluster))
+            raise SlotsError(wanted, max(present, 0 if local else cluster.promised or 0), _where(cluster))
         if verdict == "timeout":
             raise _timeout(wanted, present, cluster, patience)
+        before = present
         time.sleep(POLL)
-        before, present = present, _present(application, cluster, profile)
-        if present != before:
-            changed = time.monotonic()
-            log.info("%d of %d slots are available", present, wanted)
+    if local or cluster.promised is None:
+        log.warning("if the %d ranks do not fit, Spark says so only after ten minutes, because %s", wanted, _UNCOUNTED)
+    elif wanted > cluster.promised:
+        raise SlotsError(wanted, cluster.promised, _where(cluster))
 
 
 def all_slots(
@@ -156,29 +166,31 @@ def all_slots(
     """Return the number of slots, once all executors that the configuration promises have registered.
 
     Blocks up to `patience`; without a promise until the number has not changed for the time `SETTLED`. Raises
-    `SlotsTimeout` if there are none, or fewer than promised."""
+    `SlotsTimeout` if there are none, or fewer than promised, and `ConfigError` if their number is not known."""
     application = application_of(spark)
     cluster = cluster_of(application, profile, ranks_per_task)
-    if is_local(cluster.master):
-        return _present(application, cluster, profile)
-    if cluster.promised is not None:
+    local = is_local(cluster.master)
+    if not local and cluster.promised is not None:
         require_slots(spark, cluster.promised, patience=patience, profile=profile, ranks_per_task=ranks_per_task)
         return cluster.promised
     started = changed = time.monotonic()
-    present = _present(application, cluster, profile)
-    while time.monotonic() - changed < SETTLED.total_seconds() or not present:
-        if time.monotonic() - started >= patience.total_seconds():
+    before = None
+    while (present := _present(application, cluster, profile)) is not None:
+        now = time.monotonic()
+        if present != before:
+            before, changed = present, now
+        if local or (present and now - changed >= SETTLED.total_seconds()):
+            return present
+        if now - started >= patience.total_seconds():
             raise _timeout(1, 0, cluster, patience)
         time.sleep(POLL)
-        before, present = present, _present(application, cluster, profile)
-        if present != before:
-            changed = time.monotonic()
-    return present
+    raise ConfigError("num_proc", f"must be given, because {_UNCOUNTED}")
 
 
-def _present(application: Application, cluster: Cluster, profile: ResourceProfile | None) -> int:
-    """Return how many ranks can run at once now."""
-    return application.slots(cluster.task_cpus, profile) * cluster.ranks_per_task
+def _present(application: Application, cluster: Cluster, profile: ResourceProfile | None) -> int | None:
+    """Return how many ranks can run at once now; None if that is not known."""
+    tasks = application.slots(cluster.task_cpus, profile)
+    return None if tasks is None else tasks * cluster.ranks_per_task
 
 
 def needed(settings: Mapping[str, str], profile: ResourceProfile | None) -> dict[str, str]:
