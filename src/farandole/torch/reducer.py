@@ -1,5 +1,6 @@
 """Reduction of a model's gradients during the backward pass."""
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -52,6 +53,8 @@ class Reducer:
         self._held: dict[Parameter, torch.Tensor] = {}
         self._held_bytes = 0
         self._looked_at = False
+        # autograd runs the hooks in one thread per device. Held for changes of the fields, never during a wait.
+        self._changing = threading.RLock()
         self._look = partial(_looked, weakref.ref(self))
         self._sparse: set[Parameter] = set()
         self._hooks: dict[Parameter, RemovableHandle] = {}
@@ -99,24 +102,27 @@ class Reducer:
         """Count one backward pass of `parameter`, and start what is due."""
         if self.paused:
             return
-        flight = self._flights.get(parameter)
-        if flight is not None and flight.outlived(parameter):
-            self.reset()  # a gradient scaler skipped the last step, and other code cleared the gradients
-        group = self._passes.add(parameter)
-        if group:
-            self._start(group)
-            if self._held_bytes >= HELD_BYTES:
-                self._release(wake=True)
-        if self._passes.complete(parameter):
-            for member in group or (parameter,):
-                InFlight.cover(member, self._look)
+        with self._changing:
+            flight = self._flights.get(parameter)
+            if flight is not None and flight.outlived(parameter):
+                self.reset()  # a gradient scaler skipped the last step, and other code cleared the gradients
+            group = self._passes.add(parameter)
+            if group:
+                self._start(group)
+                if self._held_bytes >= HELD_BYTES:
+                    self._release(wake=True)
+            if self._passes.complete(parameter):
+                for member in group or (parameter,):
+                    InFlight.cover(member, self._look)
 
     def look(self, parameter: Parameter) -> None:
         """Wait until the gradient of `parameter` is reduced, unless it waits for others to be reduced with."""
-        self._looked_at = True
-        self._release(wake=parameter not in self._held)
-        if parameter in self._flights:
-            self._flights[parameter].wait()
+        with self._changing:
+            self._looked_at = True
+            self._release(wake=parameter not in self._held)
+            flight = self._flights.get(parameter)
+        if flight is not None:
+            flight.wait()
 
     def finish(self, parameters: Iterable[Parameter]) -> None:
         """Reduce all gradients of `parameters`; those missing on this rank count as zeros.
@@ -161,12 +167,13 @@ class Reducer:
 
     def reset(self) -> None:
         """Reset the counts and drop started reductions."""
-        self._release(wake=True)  # the other ranks may have done so already
-        self._passes.reset()
-        for parameter in self._names:
-            InFlight.uncover(parameter)
-        self._flights.clear()
-        self._looked_at = False
+        with self._changing:
+            self._release(wake=True)  # the other ranks may have done so already
+            self._passes.reset()
+            for parameter in self._names:
+                InFlight.uncover(parameter)
+            self._flights.clear()
+            self._looked_at = False
 
     def _start(self, group: Sequence[Parameter]) -> None:
         gradients = [self._gradient(parameter) for parameter in group]

@@ -1,0 +1,60 @@
+"""The reducer's own bookkeeping, without ranks."""
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from unittest import mock
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from farandole.core.operations.gradients import GradientOptions
+from farandole.torch import reducer
+from farandole.torch.reducer import Reducer
+
+STEPS = 30
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Let the interpreter change threads as often as it can."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("restless")
+def test_threads_that_accumulate_at_the_same_time_lose_no_gradient() -> None:
+    """Autograd has one thread per device, so a model on two devices accumulates gradients in two threads."""
+    parameters = [torch.zeros(4, requires_grad=True) for _ in range(300)]
+    names = {parameter: f"weight {place}" for place, parameter in enumerate(parameters)}
+    reducing = Reducer(names, [[parameter] for parameter in parameters], 1, GradientOptions(), attach=False)
+    requested: Counter[str] = Counter()
+
+    def start_each(_request: object, names: list[str], _tensors: object, _wake: bool) -> mock.Mock:
+        requested.update(names)
+        return mock.Mock()
+
+    def accumulate(some: Sequence[torch.Tensor]) -> None:
+        for parameter in some:
+            reducing.accumulated(parameter)
+
+    with (
+        mock.patch.object(reducer.requests, "start_each", start_each),
+        mock.patch.object(reducer, "HELD_BYTES", 64),
+    ):
+        for step in range(1, STEPS + 1):
+            for parameter in parameters:
+                parameter.grad = torch.ones(4)
+            threads = [threading.Thread(target=accumulate, args=(parameters[device::2],)) for device in (0, 1)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            reducing.finish(parameters)
+            assert requested == dict.fromkeys(names.values(), step)
