@@ -128,6 +128,14 @@ def test_a_task_of_several_ranks_is_as_many_slots() -> None:
         cluster_of(application, None, ranks_per_task=3)
 
 
+def test_fractions_of_gpus_are_refused() -> None:
+    application: Any = SimpleNamespace(master="yarn", settings={"spark.task.resource.gpu.amount": "0.5"})
+    with pytest.raises(ConfigError, match=r"spark\.task\.resource\.gpu\.amount: is 0\.5, but .*resource profile"):
+        cluster_of(application, None)
+    without = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1)).build
+    assert cluster_of(application, without).gpus == ""
+
+
 def test_profiles_that_no_barrier_stage_can_have_are_refused() -> None:
     def application(master: str) -> Any:
         return SimpleNamespace(master=master, settings={})

@@ -6,7 +6,6 @@ starts).
 """
 
 import logging
-import math
 import re
 import time
 from collections.abc import Mapping
@@ -124,10 +123,10 @@ def require_slots(
 
     Blocks while promised executors register, up to `patience`; then raises `SlotsTimeout`. Refuses within two seconds
     if the configuration promises too few slots, or if it promises none and the number of slots has stopped growing.
-    Where the number of slots is not known, only the promise counts; without one a warning is logged.
-    Raises `ConfigError` under dynamic allocation, which Spark does not combine with barrier stages, and if tasks need a
-    resource that a local session does not give, or GPUs that their ranks cannot divide. `profile` replaces the
-    resources of tasks in the configuration."""
+    Where the number of slots is not known, only the promise counts; without one a warning is logged. Raises
+    `ConfigError` under dynamic allocation, which Spark does not combine with barrier stages, and if tasks need a
+    resource that a local session does not give, a fraction of a GPU, or GPUs that their ranks cannot divide. `profile`
+    replaces the resources of tasks in the configuration."""
     application = application_of(spark)
     cluster = cluster_of(application, profile, ranks_per_task)
     local = is_local(cluster.master)
@@ -230,7 +229,14 @@ def cluster_of(application: Application, profile: ResourceProfile | None, ranks_
             f"is set, but {cluster.master} gives no such resource to tasks and Spark would wait for it for ever; "
             "leave it out, ranks of a local session see all GPUs",
         )
-    divide(["?"] * math.ceil(float(cluster.gpus or 0)), ranks_per_task)  # raises the error that each task would raise
+    gpus = float(cluster.gpus or 0)
+    if not gpus.is_integer():
+        raise ConfigError(
+            "spark.task.resource.gpu.amount",
+            f"is {cluster.gpus}, but a rank needs a GPU of its own at its local rank; ask for whole GPUs, or for none, "
+            "by this setting or by a resource profile",
+        )
+    divide(["?"] * int(gpus), ranks_per_task)  # raises the error that each task would raise
     return cluster
 
 
