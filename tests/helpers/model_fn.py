@@ -83,7 +83,8 @@ def job_of(folder: Path, **changes: Any) -> ModelFnJob:
     )  # fmt: skip
     settings: dict[str, Any] = {
         "model_fn": classify, "params": {"rate": RATE}, "features": {"x": "points"}, "label_col": "kind", "rows": rows,
-        "store": Store.create(str(folder)), "max_steps": 6, "save_secs": 600.0, "seed": 1, "verbose": 0,
+        "store": Store.create(str(folder)), "model_dir": str(folder), "max_steps": 6, "save_secs": 600.0, "seed": 1,
+        "verbose": 0,
     }  # fmt: skip
     return ModelFnJob(**(settings | changes))
 

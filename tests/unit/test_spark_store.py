@@ -5,19 +5,16 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 pytest.importorskip("fsspec")
 
-import fsspec
-from fsspec.implementations.arrow import HadoopFileSystem
-from fsspec.implementations.memory import MemoryFileSystem
-
 from farandole.errors import ConfigError
 from farandole.spark.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
+from helpers.hadoop import Hadoop, hadoop_in_memory
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -105,24 +102,10 @@ def test_databricks_files_are_those_of_its_mount(tmp_path: Path, monkeypatch: py
     assert store.is_local and store.prefix_path == f"file://{tmp_path}/ml/runs"
 
 
-class _Hadoop(MemoryFileSystem):  # type: ignore[misc]
-    """Files in memory under Hadoop's URLs: its client needs a Java library and a cluster."""
-
-    protocol = "hdfs"
-    store: ClassVar[dict[str, Any]] = {}
-    _strip_protocol = HadoopFileSystem._strip_protocol
-    _get_kwargs_from_urls = staticmethod(HadoopFileSystem._get_kwargs_from_urls)
-
-    def __init__(self, host: str = "default", port: int = 0, user: str | None = None, **others: Any) -> None:
-        super().__init__(**others)
-        self.address = (host, port, user)
-
-
 @pytest.fixture
 def hadoop() -> Iterator[None]:
-    fsspec.register_implementation("hdfs", _Hadoop, clobber=True)
-    yield
-    fsspec.register_implementation("hdfs", HadoopFileSystem, clobber=True)
+    with hadoop_in_memory():
+        yield
 
 
 @pytest.mark.usefixtures("hadoop")
@@ -151,14 +134,14 @@ def test_a_crash_while_writing_keeps_the_old_file_in_hadoop(monkeypatch: pytest.
     store = Store.create(f"hdfs://namenode/{uuid.uuid4().hex}")
     path = store.get_checkpoint_path("run")
     store.write(path, b"old")
-    whole = _Hadoop.pipe_file
+    whole = Hadoop.pipe_file
 
-    def crash(files: _Hadoop, path: str, value: bytes, **_: Any) -> None:
+    def crash(files: Hadoop, path: str, value: bytes, **_: Any) -> None:
         whole(files, path, value[:1])
         raise OSError("the connection is lost")
 
     with monkeypatch.context() as broken, pytest.raises(OSError, match="connection is lost"):
-        broken.setattr(_Hadoop, "pipe_file", crash)
+        broken.setattr(Hadoop, "pipe_file", crash)
         store.write(path, b"new")
     assert store.read(path) == b"old"
     store.write(path, b"new")

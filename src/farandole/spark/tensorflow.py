@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from farandole.errors import ConfigError
 from farandole.extras import importing
+from farandole.masking import mask
 
 with importing(__name__):
     from pyspark.ml import Estimator
@@ -24,7 +25,7 @@ with importing(__name__):
     from farandole.spark.task_settings import TaskSettings
     from farandole.spark.tf_transformer import TFInputGraph, TFTransformer
     from farandole.spark.trainers.keras_model import DumpedModel, choose_backend
-    from farandole.spark.trainers.model_fn.folder import name_of
+    from farandole.spark.trainers.model_fn.folder import local_path
     from farandole.spark.trainers.model_fn.job import ModelFnJob
     from farandole.spark.trainers.model_fn.loop import train
     from farandole.spark.trainers.rows import RowsWanted
@@ -66,7 +67,12 @@ def _features(value: object) -> dict[str, str]:
 
 
 def _folder(value: object) -> str:
-    return name_of(FilesystemStore(checks.text("modelDir")(value)))
+    given = checks.text("modelDir")(value)
+    if mask(given) != given:
+        raise ConfigError("modelDir", f"{mask(given)!r} holds credentials; give them by the environment instead")
+    store = FilesystemStore(given)
+    # Ranks have other working directories. The URL of a remote folder stays whole: it names host and account.
+    return local_path(store) if store.is_local else given
 
 
 def _seconds(value: object) -> float:
@@ -286,6 +292,7 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
             label_col=label,
             rows=rows,
             store=Store.create(self.getModelDir()),
+            model_dir=self.getModelDir(),
             max_steps=self.getMaxSteps(),
             save_secs=self.getSaveCheckpointsSecs(),
             seed=self.getSeed(),

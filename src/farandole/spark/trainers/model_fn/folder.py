@@ -7,13 +7,12 @@ import fsspec
 
 from farandole.spark.store import FilesystemStore
 
-__all__ = ["ModelFolder", "name_of"]
+__all__ = ["ModelFolder", "local_path"]
 
 
-def name_of(store: FilesystemStore) -> str:
-    """Return the path of a local folder, the URL of a remote one."""
-    files, root = fsspec.core.url_to_fs(store.prefix_path, **store.storage_options)
-    return str(root) if store.is_local else str(files.unstrip_protocol(root))
+def local_path(store: FilesystemStore) -> str:
+    """Return the absolute path of a local store."""
+    return str(fsspec.core.url_to_fs(store.prefix_path)[1])
 
 
 class ModelFolder:

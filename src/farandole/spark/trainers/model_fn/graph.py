@@ -14,7 +14,6 @@ import farandole.tensorflow as hvd
 from farandole.core.operations.objects import allgather_object
 from farandole.errors import ConfigError
 from farandole.spark.trainers.keras_model import DumpedModel
-from farandole.spark.trainers.model_fn.folder import name_of
 from farandole.spark.trainers.model_fn.job import Batch, Batches, ModelFnJob, Table
 from farandole.spark.trainers.model_fn.writers import Writers
 from farandole.spark.trainers.tensorflow_graph import FrozenGraph, freeze
@@ -215,7 +214,7 @@ class Built:
 def config_of(job: ModelFnJob) -> RunConfig:
     """Return the `config` of a model function."""
     return RunConfig(
-        model_dir=name_of(job.store),
+        model_dir=job.model_dir,
         save_checkpoints_secs=job.save_secs,
         tf_random_seed=job.seed,
         global_id_in_cluster=hvd.rank(),

@@ -30,6 +30,7 @@ class ModelFnJob:
     label_col: str
     rows: RowsWanted
     store: FilesystemStore  # the folder of checkpoints, event files and exports
+    model_dir: str  # its path or URL, for the model function
     max_steps: int
     save_secs: float
     seed: int

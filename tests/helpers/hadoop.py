@@ -1,0 +1,34 @@
+"""Hadoop's file system, in memory: its client needs a Java library and a cluster."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import fsspec
+from fsspec.implementations.arrow import HadoopFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+__all__ = ["Hadoop", "hadoop_in_memory"]
+
+
+class Hadoop(MemoryFileSystem):  # type: ignore[misc]
+    """Files in memory under Hadoop's URLs."""
+
+    protocol = "hdfs"
+    store: ClassVar[dict[str, Any]] = {}
+    _strip_protocol = HadoopFileSystem._strip_protocol
+    _get_kwargs_from_urls = staticmethod(HadoopFileSystem._get_kwargs_from_urls)
+
+    def __init__(self, host: str = "default", port: int = 0, user: str | None = None, **others: Any) -> None:
+        super().__init__(**others)
+        self.address = (host, port, user)
+
+
+@contextmanager
+def hadoop_in_memory() -> Iterator[None]:
+    """Let URLs of Hadoop lead to `Hadoop`."""
+    fsspec.register_implementation("hdfs", Hadoop, clobber=True)
+    try:
+        yield
+    finally:
+        fsspec.register_implementation("hdfs", HadoopFileSystem, clobber=True)
