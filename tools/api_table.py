@@ -1,7 +1,7 @@
-"""Writes docs/reference/horovod-api.md: Horovod's interface, name by name, and what answers it.
+"""Generator of docs/reference/horovod-api.md, the table of Horovod's interface and its counterpart in farandole.
 
-What Horovod has stands in tests/data/horovod_api.txt. Whether it is there and takes the same arguments, and why not, is
-found out by asking `farandole.compat`."""
+tests/data/horovod_api.txt lists the names and arguments of Horovod's interface. The tool imports each name through
+`farandole.compat`, compares the signatures, and takes the reasons for missing names from there."""
 
 import argparse
 import ast
@@ -37,13 +37,13 @@ _SHORT = 40  # characters of arguments that are shown beside others
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name of Horovod's."""
+    """One name of Horovod's interface."""
 
     module: str
     name: str
     arguments: str | None = None  # of a function or a class
     value: str | None = None  # of a constant
-    same: str = ""  # the module that has the same object
+    same: str = ""  # the module that exports the same object
     notes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -53,17 +53,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer to an entry."""
+    """The state of one entry in farandole."""
 
     state: str
     remark: str = ""
-    problem: str = ""  # what the file of the interface should explain, or farandole should have
+    problem: str = ""  # a difference that the interface file does not explain, or a name that farandole lacks
 
 
 def read_interface(text: str) -> list[Entry]:
-    """Read the file of the interface; raises `ValueError` for a line that is none of those that its head describes."""
+    """Parse the interface file. Raise `ValueError` for a line of a form that the head of the file does not describe."""
     entries: list[Entry] = []
-    first = 0  # of the entries that the latest line has made
+    first = 0  # index of the first entry that the latest line made
     module = ""
     for number, line in enumerate(text.splitlines(), 1):
         if not line or line.startswith("#"):
@@ -92,16 +92,16 @@ def read_interface(text: str) -> list[Entry]:
 
 
 def option_of(entry: Entry) -> tuple[list[str], list[str]]:
-    """Give the flags of an option of the command, and the values behind it."""
+    """Return the flags of a command-line option, and the placeholders of its values."""
     words = entry.name.replace(",", "").split()
     return [word for word in words if word.startswith("-")], [word for word in words if not word.startswith("-")]
 
 
-# What answers a name.
+# Looking names up.
 
 
 def find(entry: Entry) -> Finding:
-    """Find out what farandole has for `entry`; with compat installed."""
+    """Look `entry` up in farandole; `farandole.compat.install()` must have been called."""
     if entry.module == ENVIRONMENT:
         return _find_variable(entry)
     if entry.module == COMMAND:
@@ -110,7 +110,7 @@ def find(entry: Entry) -> Finding:
         ours = resolve(entry.module, entry.name)
     except (ImportError, AttributeError) as error:
         return _missing(entry, _reason(str(error)))
-    if why := getattr(ours, "why", ""):  # it is there to be called, and says then why it does nothing
+    if why := getattr(ours, "why", ""):  # a stub that raises an error with this reason when it is called
         return _missing(entry, why)
     if entry.same:
         wanted = resolve(entry.same, entry.name.rpartition(".")[2])
@@ -123,7 +123,7 @@ def find(entry: Entry) -> Finding:
 
 
 def resolve(module: str, name: str) -> object:
-    """Give what a program finds as `name` in Horovod's `module`; "Class()" in a name is an object of the class."""
+    """Return the object `name` of Horovod's `module`; "Class()" in a name stands for a new object of the class."""
     found: object = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part.removesuffix("()"))
@@ -145,9 +145,9 @@ def _signature(entry: Entry, ours: object) -> list[inspect.Parameter]:
 
 
 def differing(arguments: str, ours: Sequence[inspect.Parameter], module: str = "horovod.torch") -> str:
-    """Say which calls that take `arguments` do not take `ours`; empty when each is understood alike.
+    """Describe the first difference of the parameters `ours` from `arguments`; "" if all calls mean the same.
 
-    Names in defaults are those of `module`, or else of torch's."""
+    Names in defaults are looked up in `module`, then in `horovod.torch`."""
     names = _names("horovod.torch") | _names(module)
     there = {each.name: each for each in ours}
     in_order = [each for each in ours if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
@@ -196,7 +196,7 @@ def _names(module: str) -> dict[str, object]:
 
 def _means_the_same(ours: object, theirs: str, names: dict[str, object]) -> bool:
     wanted: object = eval(theirs, dict(names))
-    # None is our word for nothing: no arguments, no compression.
+    # farandole writes None for no arguments and for no compression.
     return (ours == wanted and type(ours) is type(wanted)) or (ours is None and theirs in ("{}", "Compression.none"))
 
 
@@ -273,8 +273,8 @@ that asks for what is not there is told the reason given here.
 
 
 def render(found: Sequence[Found]) -> str:
-    """Write the page."""
-    # Without numbers: two changes at once would always meet in them.
+    """Return the text of the page."""
+    # No totals: changes on two branches would always conflict in them.
     parts = [HEAD, "| | |\n|---|---|\n", *(f"| {state} | {meaning} |\n" for state, meaning in STATES.items())]
     for module, group in groupby(found, key=lambda each: each[0].module):
         title = {ENVIRONMENT: "Environment variables", COMMAND: "Options of horovodrun"}.get(module, module)
@@ -284,7 +284,7 @@ def render(found: Sequence[Found]) -> str:
 
 
 def _rows(found: Sequence[Found]) -> Iterator[str]:
-    """One row for each name; one for neighbours of which there is nothing but the same to say."""
+    """Yield a row for each name, or one row for neighbours with the same finding."""
 
     def alike(each: Found) -> object:
         entry, finding = each
@@ -304,7 +304,7 @@ def _unbroken(text: str) -> str:
 
 
 def survey(text: str) -> list[Found]:
-    """Find out about all of the interface."""
+    """Look up all names of the interface file `text`."""
     install()
     try:
         return [(entry, find(entry)) for entry in read_interface(text)]
@@ -313,7 +313,7 @@ def survey(text: str) -> list[Found]:
 
 
 def main() -> int:
-    """Write the page; with --check only compare."""
+    """Write the page, or with `--check` compare it with the file. Return 1 if something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the page is not up to date")
     check = parser.parse_args().check

@@ -1,9 +1,10 @@
-"""Attack a job on this machine and write a table of the outcome.
+"""Attack a job on this machine and print a table of the results.
 
     python tools/attack.py [--strangers N] [--rounds N] [--only NAME...] [--json FILE]
 
-It attacks sockets that it has opened itself, at addresses of this machine alone, with at most 2000 strangers for at
-most a minute each. Attacks between hosts need root, for network namespaces. Exits with 1 when an attack caused a fault.
+The tool attacks only sockets that it has opened itself, at addresses of this machine, with at most 2000 strangers
+(connections without the job's secret). An attack takes a minute at most. Attacks between hosts need root, for network
+namespaces. The exit status is 1 if an attack caused a fault.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "bench")]
 
-from helpers.attacks import ATTACKS, Finding  # noqa: E402  the line above finds it
+from helpers.attacks import ATTACKS, Finding  # noqa: E402  needs the path above
 
 __all__ = ["main", "table"]
 
@@ -25,7 +26,7 @@ COLUMNS = ("attack", "strangers", "rounds", "alone s", "attacked s", "added s", 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the attacks and print the table; return the number of faults, 1 at most."""
+    """Run the attacks and print the table; return 1 if an attack caused a fault, else 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--strangers", type=int, default=500, help="at each socket")
     parser.add_argument("--rounds", type=int, default=5, help="of each attack, without and with strangers in turns")
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table(findings: Sequence[Finding], *, head: bool = True) -> str:
-    """Write the findings as rows below a head."""
+    """Return the findings as rows of text, below the column titles if `head`."""
     rows: list[tuple[str, ...]] = [COLUMNS] if head else []
     for each in findings:
         if each.skipped:

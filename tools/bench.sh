@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Run the measurements: bench.sh [--full] [name ...], by default all: bench/native_*.cc, then bench/*.py.
-# Python ones write bench/results/*.json, of which one table is made in the end; --full is for those with a quick form.
+# Run benchmarks: bench.sh [--full] [NAME...]. Without names, all run: bench/native_*.cc, then bench/*.py.
+# The Python benchmarks write bench/results/*.json; bench/summary.py prints one table of them at the end.
+# --full runs the long form of each benchmark that also has a quick form.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH="$PWD/.venv/bin:$PATH"
@@ -13,12 +14,12 @@ if [[ ${1:-} == --full ]]; then
 fi
 names=("$@")
 if ((${#names[@]} == 0)); then
-  # What other measurements import is no measurement: it has no main.
+  # Modules without a main are imported by benchmarks.
   mapfile -t names < <(find bench -maxdepth 1 -name 'native_*.cc' -printf '%f\n' | sed 's/\.cc$//' | sort &&
     grep -l '__main__' bench/*.py | xargs -n 1 basename -s .py | grep -v '^summary$')
 fi
 
-# The peers from PyPI; what else is missing (Open MPI) the measurements name themselves.
+# The competitors from PyPI. The benchmarks themselves report others that are missing, such as Open MPI.
 if ! python -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("mpi4py"))' || [[ ! -x .venv/bin/mpiexec.hydra ]]; then
   pip install -q -c constraints.txt mpi4py mpich || echo "bench: mpi4py and mpich cannot be installed; MPI is left out" >&2
 fi
@@ -36,12 +37,12 @@ for name in "${names[@]}"; do
   fi
   if [[ -f bench/$name.py ]]; then
     command=(python "bench/$name.py")
-    # Those built on peers.py, among others, have a quick form and a full one.
+    # Benchmarks that import peers.py, and a few others, have the option --full.
     ! grep -qE '^import peers|"--full"' "bench/$name.py" || command+=("${full[@]}")
   else
     command=("$FOLDER/bench/$name")
   fi
-  # What has been measured is worth a table, whatever fails after it.
+  # Go on after a failure: the table still shows the benchmarks that ran.
   "${command[@]}" || failed+=("$name")
 done
 mapfile -t results < <(find bench/results -name '*.json' -newer build/bench/started ! -name '*-summary.json' | sort)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Is there a Java that Spark 4 runs on? Silent when there is; else one sentence saying what to install, and exit 1.
+# Check for a Java that Spark 4 runs on. Print nothing if there is one; else print what to install, and exit with 1.
 set -euo pipefail
 
 readonly LEAST=17
@@ -17,11 +17,11 @@ elif ! java=$(command -v java); then
 fi
 
 # The first line with a version in quotes: 'openjdk version "17.0.15" 2025-04-15'. Java 8 calls itself "1.8.0".
-if ! said=$("$java" -version 2>&1); then
+if ! output=$("$java" -version 2>&1); then
   echo "$java does not run. $REMEDY" >&2
   exit 1
 fi
-version=$(sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' <<<"$said" | head -n 1)
+version=$(sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' <<<"$output" | head -n 1)
 if [[ -z "$version" ]]; then
   echo "$java does not say its version. $REMEDY" >&2
   exit 1

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Build the core, its tests and the extension with the oldest compilers that README promises, warnings as errors, and run
-# the native tests: compilers.sh [CXX...]. Leaves out a compiler that is not installed, and says so.
+# Build the core, its tests and the extension with the oldest compilers that README names, with warnings as errors, and
+# run the native tests: compilers.sh [CXX...]. A compiler that is not installed is skipped with a message.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=$PWD/.venv/bin/python
-PATH="$PWD/.venv/bin:$PATH" # cmake and ninja may have come with `make setup`
+PATH="$PWD/.venv/bin:$PATH" # `make setup` may have installed cmake and ninja there
 
 (($#)) || set -- g++-11 clang++-16
 for compiler in "$@"; do
@@ -14,7 +14,8 @@ for compiler in "$@"; do
   fi
   echo "compilers: $("$compiler" --version | head -n 1)"
   folder=build/compiler-$compiler
-  # -O1 warns of the same and compiles in two thirds of the time. Without shared headers each file must include its own.
+  # -O1 gives the same warnings and compiles in two thirds of the time. Without precompiled headers a missing #include
+  # is an error.
   cmake -S . -B "$folder" -G Ninja -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
     -DPython_EXECUTABLE="$python" -DFARANDOLE_TESTS=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON >/dev/null
   cmake --build "$folder" --parallel "$(nproc)"

@@ -1,4 +1,4 @@
-"""Writes docs/reference/config.md: all settings, made from the fields of `farandole.config.Config`."""
+"""Generator of docs/reference/config.md, the table of all settings, from `farandole.config.Config`."""
 
 import argparse
 import sys
@@ -73,7 +73,7 @@ def _unread() -> Iterator[str]:
 
 
 def main() -> int:
-    """Write the page, or with `--check` say whether it is out of date."""
+    """Write the page; with `--check` write nothing, and return 1 if the page is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when the page is out of date")
     arguments = parser.parse_args()

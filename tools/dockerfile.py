@@ -1,4 +1,4 @@
-"""Reads a Dockerfile: its stages, and the instructions of each with build arguments filled in."""
+"""Parser for Dockerfiles: stages, their instructions and their build arguments."""
 
 import json
 import re
@@ -12,7 +12,7 @@ __all__ = ["Instruction", "Stage", "read"]
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction: its name in capitals, its options (`--chmod=755`), and the rest."""
+    """One instruction: its name in capitals, its options (`--chmod=755`), the rest, and its line number."""
 
     name: str
     options: tuple[tuple[str, str], ...]
@@ -24,14 +24,14 @@ class Instruction:
         return dict(self.options).get(name, "")
 
     def words(self) -> list[str]:
-        """Return the words of the rest, given as a JSON list or separated by blanks."""
+        """Split the rest, a JSON list or a shell command line, into words."""
         found: list[str] = json.loads(self.rest) if self.rest.startswith("[") else shlex.split(self.rest)
         return found
 
 
 @dataclass(slots=True)
 class Stage:
-    """One image of the file: the image that it begins with, its name, its instructions, and their build arguments."""
+    """One stage: its base image, its name, its instructions and their build arguments."""
 
     base: str
     name: str
@@ -40,7 +40,7 @@ class Stage:
 
 
 def read(path: Path, given: Mapping[str, str]) -> list[Stage]:
-    """Return the stages; `given` are build arguments. Raises `ValueError` for what the file does not declare."""
+    """Return the stages. `given` are values of build arguments; raise `ValueError` for one that the file lacks."""
     stages: list[Stage] = []
     before: dict[str, str] = {}  # arguments in front of the first FROM
     for each in _instructions(path.read_text(encoding="utf-8")):

@@ -1,4 +1,6 @@
-"""The rules of this code base that no ready-made linter knows; prints each breach and exits 1 when there is one."""
+"""Checks for the rules of this code base that no ready-made linter has.
+
+The tool prints each breach and exits with 1 if there is one."""
 
 import ast
 import re
@@ -10,7 +12,8 @@ from pathlib import Path
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 PACKAGE = Path("src/farandole")
-# Who may read the environment: settings and the place of a rank; who writes it, for children or NCCL, may look at it.
+# Modules that may use `os.environ`: they read settings or the place of a rank, or write variables for child processes
+# or NCCL.
 ENVIRONMENT = (
     PACKAGE / "config.py",
     PACKAGE / "topology.py",
@@ -26,7 +29,7 @@ ENVIRONMENT = (
 )
 NATIVE = (PACKAGE / "core",)
 VAGUE_NAMES = ("common", "helper", "misc", "util", "utils")
-# Packages that a user may lack: a test module skips without them, before it imports one.
+# Optional packages: a test module calls pytest.importorskip before it imports one of them.
 OPTIONAL = {
     *("PIL", "deltalake", "flytekit", "flytekitplugins", "jax", "keras", "lightning", "matplotlib", "mlflow", "moto"),
     *("optuna", "pandas", "prometheus_client", "pyarrow", "pyiceberg", "pyspark", "ray", "s3fs", "sklearn"),
@@ -42,7 +45,6 @@ def breaches_in_any(path: Path, text: str) -> Iterator[str]:
     if path.stem in VAGUE_NAMES or path.parent.name in VAGUE_NAMES:
         yield f"{path}: its name says nothing; name the concept"
     for number, line in enumerate(text.splitlines(), 1):
-        # HACK(reason, until) is how debt is named.
         if re.search(r"\b(TODO|FIXME|XXX)\b", line):
             yield f"{path}:{number}: name the debt as HACK(reason, until), or pay it"
 
@@ -91,10 +93,10 @@ def breaches_in_native(path: Path, text: str) -> Iterator[str]:
 
 
 def functions_in_native(text: str) -> Iterator[tuple[str, int, int]]:
-    """Find the definitions of functions in C++ code: name, first line, last line.
+    """Yield the name, first line and last line of each function defined in C++ code.
 
-    A block belongs to a function when the text before its brace ends in a parameter list. Lambdas are part of the
-    function around them."""
+    A block is the body of a function if the text before its brace ends in a parameter list. A lambda belongs to the
+    function around it."""
     code = re.sub(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', "", text)
     blocks: list[tuple[str, int]] = []  # the function's name, or "", and its first line
     line = first = 1
@@ -137,7 +139,7 @@ def _within(path: Path, places: tuple[Path, ...]) -> bool:
 
 
 def main() -> int:
-    """Check the whole tree."""
+    """Check the whole tree; return 1 if there is a breach."""
     found: list[str] = []
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")

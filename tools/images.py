@@ -1,12 +1,12 @@
-"""Builds the images of deploy/ without a container engine, as root: each instruction of the Dockerfile runs in a root
-of its own, made of overlays, as the instruction's user.
+"""Builder for the images of deploy/ that needs root but no container engine.
 
     python tools/images.py [--target STAGE] [--build-arg NAME=VALUE]... [COMMAND...]
 
-runs COMMAND, or a shell, in the image. Debian's minimal system with a copy of this interpreter stands in for the image
-python:X.Y-slim-bookworm. The committed tree, with changes to its files, is the context. Layers stay below build/images,
-so that an instruction runs again only when it, one before it or its files have changed. `pip config` and apt's mirror
-are this machine's."""
+builds the image and runs COMMAND, or a shell, in it. Each instruction of the Dockerfile runs with chroot in a mounted
+overlay, as the image's user. A minimal Debian with a copy of this interpreter stands in for the base image
+python:X.Y-slim-bookworm. The build context is the committed tree with the current changes to tracked files. Layers are
+kept below build/images; an instruction runs again only if it, an earlier one or its files have changed. pip and apt
+use the settings and the mirror of this machine."""
 
 import argparse
 import functools
@@ -29,14 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "images"
 DOCKERFILE = ROOT / "deploy" / "image" / "Dockerfile"
 ARGUMENTS = {"PYTHON": "{}.{}".format(*sys.version_info[:2])}
-# Of python:X.Y-slim-bookworm, besides Debian's minimal system.
+# Packages that python:X.Y-slim-bookworm has on top of Debian's minimal system.
 PACKAGES = (
     *("ca-certificates", "libbz2-1.0", "libffi8", "liblzma5", "libncursesw6", "libreadline8", "libsqlite3-0"),
     *("libssl3", "libuuid1", "netbase", "tzdata"),
 )
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
-# Mounts the overlay and what a container has; $1 is its folder, the rest is a command.
+# Shell code that mounts the overlay, /proc, /dev and /run. $1 is the container's folder; a command follows.
 MOUNTS = """
 mount --make-rprivate /
 mount -t overlay overlay -o "lowerdir=$LOWER,upperdir=$1/upper,workdir=$1/work" "$1/root"
@@ -48,7 +48,7 @@ mount -t tmpfs tmpfs "$1/root/run"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Layers, uppermost first, and the settings of containers."""
+    """Layers, uppermost first, and the settings of its containers."""
 
     layers: tuple[Path, ...]
     env: Mapping[str, str] = field(default_factory=lambda: {"PATH": PATH})
@@ -67,12 +67,12 @@ class Image:
         shared: Sequence[Path] = (),
         set_up: str = "",
     ) -> list[str]:
-        """Return the words of a process that runs `command` in a container, without the image's entry point.
+        """Return the command line that runs `command` in a container, without the image's entry point.
 
-        Files are written below `place`, which containers may share one after the other. `mounts` are paths of this
-        machine by their path in the container, which cannot write to them; `shared` are folders at the same path in
-        both, to which it can. `set_up` is a shell's, run before as root.
-        The container's processes end with the process; it has this machine's network, names and processors."""
+        The container writes its files below `place`; later containers may use the same `place`. `mounts` maps paths
+        in the container to paths of this machine, mounted read-only; `shared` are folders with the same path in both,
+        mounted writable. `set_up` is shell code that runs first, as root.
+        The container's processes end with the process. It uses this machine's network, host names and processors."""
         for name in ("upper", "work", "root"):
             (place / name).mkdir(parents=True, exist_ok=True)
         place.chmod(0o755)
@@ -100,7 +100,7 @@ def _mount(source: str, target: str, option: str) -> str:
 
 
 def problem() -> str:
-    """Say why no image can be built here; empty when one can."""
+    """Return why no image can be built on this machine, or "" if one can."""
     missing = [name for name in ("debootstrap", "unshare", "chroot", "git") if shutil.which(name) is None]
     if os.geteuid() != 0 or missing:
         return f"images need root and {', '.join(missing) or 'unshare'} (packages debootstrap, util-linux, git)"
@@ -110,17 +110,17 @@ def problem() -> str:
 
 
 def build(target: str = "", arguments: Mapping[str, str] | None = None) -> Image:
-    """Build a stage of the Dockerfile, "" for the last one. Takes minutes when layers are missing.
+    """Build a stage of the Dockerfile, "" for the last one. Takes minutes if layers are missing.
 
-    Where pip is configured to use more than one index, one of those is taken for the build argument INDEX.
-    Raises `CalledProcessError` when an instruction fails, `ValueError` for one that is not known here."""
+    The first extra index in pip's configuration, if any, is the default of the build argument INDEX.
+    Raises `CalledProcessError` if an instruction fails, `ValueError` for an instruction unknown to this tool."""
     context = _context()
     built: dict[str, Image] = {}
     indexes = _pip_settings()[0].get("PIP_EXTRA_INDEX_URL", "").split()
     given = {**ARGUMENTS, **({"INDEX": indexes[0]} if indexes else {}), **({} if arguments is None else arguments)}
     stages = read(DOCKERFILE, given)
     for stage in stages:
-        # Stages that others copy from, and the one that is asked for.
+        # "build" is the stage whose files the others use.
         if stage.name in (target, "build"):
             built[stage.name] = _build_stage(stage, context, built)
     return built[target]
@@ -191,7 +191,7 @@ def _add(
     mounts: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Image:
-    """Return the image with one more layer, which `script` and then `command` make unless it is there."""
+    """Return the image with one more layer, made by `script` and then `command` unless it is in the cache."""
     text = "\0".join([str(image), each.name, each.rest, str(each.options), *facts])
     layer = FOLDER / "layers" / hashlib.sha256(text.encode()).hexdigest()[:12]
     if not (layer / "complete").exists():
@@ -237,13 +237,13 @@ def _put_python(root: Path, version: str) -> None:
     inside = ["chroot", str(root), "/usr/local/bin/python3"]
     subprocess.run(["chroot", str(root), "ldconfig"], check=True)
     subprocess.run([*inside, "-m", "ensurepip", "--default-pip"], check=True, stdout=subprocess.DEVNULL)
-    # Images of Python 3.12 and newer have none.
+    # The official images of Python 3.12 and newer have no setuptools.
     subprocess.run([*inside, "-m", "pip", "uninstall", "-qy", "setuptools"], check=True)
 
 
 def _mirror(suite: str) -> str:
-    told = subprocess.run(["apt-cache", "policy"], check=True, capture_output=True, text=True).stdout
-    found = re.search(rf"(\S+://\S+) {suite}/main ", told)
+    policy = subprocess.run(["apt-cache", "policy"], check=True, capture_output=True, text=True).stdout
+    found = re.search(rf"(\S+://\S+) {suite}/main ", policy)
     if found is None:
         raise ValueError(f"apt of this machine has no mirror of Debian's {suite}")
     return found[1]
@@ -253,17 +253,17 @@ def _mirror(suite: str) -> str:
 def _pip_settings() -> tuple[dict[str, str], list[str]]:
     """Return pip's settings on this machine as variables, and the folders that they name."""
     words = [sys.executable, "-m", "pip", "config", "list"]
-    told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-    found = re.findall(r"^(?:global|install|:env:)\.([\w.-]+?)='(.*)'$", told, re.MULTILINE)
+    listing = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    found = re.findall(r"^(?:global|install|:env:)\.([\w.-]+?)='(.*)'$", listing, re.MULTILINE)
     settings = {f"PIP_{name.lstrip('.').replace('-', '_').upper()}": value for name, value in found}
     places = [word for value in settings.values() for word in value.split()]
-    # The pages of an index name files beside its folder.
+    # An index in a folder links to files in the folder above it.
     folders = [Path(each[7:]).parent if each.startswith("file:///") else Path(each) for each in places]
     return settings, sorted({str(each) for each in folders if each.is_absolute() and each.is_dir()})
 
 
 def _context() -> Path:
-    """Return a folder with the files that git knows, as they are now."""
+    """Return a folder with a copy of the files that git tracks, in their current state."""
 
     def git(*words: str) -> bytes:
         return subprocess.run(["git", *words], check=True, cwd=ROOT, stdout=subprocess.PIPE).stdout
@@ -287,7 +287,7 @@ def _digest(path: Path) -> str:
 
 
 def main() -> int:
-    """Build an image and run a command in it; returns the command's exit status."""
+    """Build an image and run a command in it; return the command's exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="", help="a stage of the Dockerfile; default: the last one")
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")

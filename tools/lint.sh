@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All checks that run nothing of farandole. Each runs even if one before it has found something.
+# Run all static checks. Each check runs even if one before it fails.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 PATH="$PWD/.venv/bin:$PATH"
@@ -12,7 +12,7 @@ check() {
   "$@" || failed+=("$name")
 }
 
-# The stub of the native module is what nanobind makes of it.
+# Compare the stub of the native module with the one that nanobind generates.
 stub() {
   local made
   made=$(mktemp -d)

@@ -1,7 +1,8 @@
-"""Install MPI libraries of PyPI that tests run below if FARANDOLE_TEST_MPI=1 is set: Open MPI 5, MPICH 5, Intel MPI.
+"""Installer of the MPI libraries that tests use if FARANDOLE_TEST_MPI=1 is set: Open MPI 5, MPICH 5 and Intel MPI.
 
-`mpi_wheels.py` puts each in a folder of its own below build/mpi, with its launcher in bin/, unless it is there.
-No dependency of farandole's brings them. Intel MPI needs libfabric (Debian, Ubuntu: apt-get install libfabric1)."""
+`python tools/mpi_wheels.py` installs each from PyPI into a folder below build/mpi, with its launcher in bin/, unless it
+is there. No dependency of farandole installs them. Intel MPI needs libfabric (Debian, Ubuntu: apt-get install
+libfabric1)."""
 
 import shutil
 import subprocess
@@ -14,14 +15,14 @@ LIMIT = 600  # seconds
 
 
 def folder(name: str) -> Path:
-    """Return where the package `name` of this version belongs, whether it is there or not."""
+    """Return the folder of the package `name` in its pinned version; the folder need not exist."""
     return ROOT / "build" / "mpi" / f"{name}-{VERSIONS[name]}"
 
 
 def install(name: str) -> Path:
-    """Return the folder of the package `name`, downloaded if need be.
+    """Install the package `name` unless it is there; return its folder.
 
-    Blocks for the download; raises `subprocess.CalledProcessError` when pip fails, whose output has been shown."""
+    Blocks for the download. Raises `subprocess.CalledProcessError` if pip fails; pip's output goes to the terminal."""
     there = folder(name)
     if not there.exists():
         new = there.with_suffix(".new")

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Build and run the native tests: native.sh plain|thread|address. A sanitizer has a build folder of its own; without one
-# the tests are linked to the core that `make setup` has built.
+# Build and run the native tests: native.sh plain|thread|address. `thread` and `address` build core and tests with that
+# sanitizer, in a build folder of their own; `plain` links the tests to the core that `make setup` has built.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-PATH="$PWD/.venv/bin:$PATH" # cmake and ninja may have come with `make setup`
+PATH="$PWD/.venv/bin:$PATH" # `make setup` may have installed cmake and ninja there
 
 kind=${1:-plain}
 case $kind in
@@ -25,5 +25,5 @@ folder=build/native-$kind
 
 cmake -S . -B "$folder" -DFARANDOLE_PYTHON=OFF -DFARANDOLE_TESTS=ON "${choices[@]}" >/dev/null
 cmake --build "$folder" --parallel "$(nproc)"
-repeat=$((${AGAIN:-0} ? 2 : 1)) # ctest names what failed first
+repeat=$((${AGAIN:-0} ? 2 : 1)) # ctest also lists the tests that failed at first
 ctest --test-dir "$folder" --parallel "$(nproc)" --output-on-failure --timeout 300 --repeat "until-pass:$repeat"

@@ -1,9 +1,9 @@
-"""Tests with the oldest dependencies that pyproject.toml promises: oldest.py [NAME | NAME==VERSION]... [-- ARGUMENTS].
+"""Tests with the oldest dependencies that pyproject.toml allows: oldest.py [NAME | NAME==VERSION]... [-- ARGUMENTS].
 
-Each environment of `ENVIRONMENTS` lies below build/ and holds this one's farandole, and the lowest versions that
-`dependencies` and its extras allow. It is kept until a version changes. NAMEs choose environments; without one, all run
-but the large ones. With ==VERSION the framework of that name has that version: tensorflow==2.19.1. ARGUMENTS for pytest
-replace the environments' own tests."""
+Each environment of `ENVIRONMENTS` is a virtual environment below build/. It contains the farandole of .venv and the
+lowest versions that `dependencies` and its extras allow, and is made again if a version changes. NAMEs choose
+environments; without names all run but the large ones. ==VERSION sets the version of the framework of that name, as in
+tensorflow==2.19.1. ARGUMENTS for pytest replace the environment's own tests."""
 
 import os
 import re
@@ -23,14 +23,14 @@ OTHERS = ("-k", "not numpy")  # the conformance suite without the binding that `
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Extras in their lowest versions, and the tests to run with them."""
+    """Extras to install in their lowest versions, and the tests to run with them."""
 
     extras: tuple[str, ...]
     tests: tuple[str, ...]
     absent: tuple[str, ...] = ()  # packages of the extras that are left out
     # Dependencies for which pip chooses the version, because constraints.txt pins one that the old packages refuse.
     loose: tuple[str, ...] = ()
-    build: tuple[str, ...] = ()  # packages without wheels
+    build: tuple[str, ...] = ()  # packages without wheels, built from source
     arguments: tuple[str, ...] = ()
     large: bool = False
 
@@ -88,7 +88,7 @@ ENVIRONMENTS = {
 
 
 class Unavailable(Exception):
-    """No index offers a package in the version that is asked for."""
+    """No index offers a package in the requested version."""
 
 
 def lowest(requirements: Iterable[str]) -> list[str]:
@@ -103,12 +103,12 @@ def lowest(requirements: Iterable[str]) -> list[str]:
 
 
 def name_of(requirement: str) -> str:
-    """Return the name of a requirement, as package indexes compare it."""
+    """Return the normalized package name of a requirement."""
     return re.sub(r"[-_.]+", "-", re.split(r"[=<>!~;\[ ]", requirement, maxsplit=1)[0]).lower()
 
 
 def promised(environment: Environment) -> list[str]:
-    """Read the pins of an environment's oldest versions from pyproject.toml."""
+    """Return pins of the oldest versions that pyproject.toml allows in an environment."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     found = [*project["dependencies"], *(each for extra in environment.extras for each in extras[extra])]
@@ -116,7 +116,7 @@ def promised(environment: Environment) -> list[str]:
 
 
 def choose(words: Sequence[str]) -> dict[str, tuple[Environment, list[str]]]:
-    """Return the environments that `words` name, and their pins, by the names of their folders."""
+    """Return the environments that `words` name, with their pins, by folder name."""
     chosen = {}
     for word in words or [name for name, environment in ENVIRONMENTS.items() if not environment.large]:
         name, _, version = word.partition("==")
@@ -132,9 +132,9 @@ def choose(words: Sequence[str]) -> dict[str, tuple[Environment, list[str]]]:
 
 
 def make(folder: Path, environment: Environment, pins: Sequence[str]) -> Path:
-    """Make the environment, unless it is there with these versions; returns its Python.
+    """Make the environment unless it exists with these versions; return the path of its Python.
 
-    Raises `Unavailable` where PyTorch's CPU build is on no index that answers."""
+    Raises `Unavailable` if no index offers PyTorch's CPU build."""
     python, stamp = folder / "bin" / "python", folder / "versions"
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     free = {*(name_of(pin) for pin in pins), *environment.loose}
@@ -144,7 +144,7 @@ def make(folder: Path, environment: Environment, pins: Sequence[str]) -> Path:
         venv.create(folder, clear=True, with_pip=True)
         constraints = folder / "constraints.txt"
         constraints.write_text("\n".join([*others, ""]), encoding="utf-8")
-        # No oldest version is built from its sources: that takes long, and most do not build on newer Pythons.
+        # Only wheels: building an old version takes long, and most do not build with newer Pythons.
         install = [str(python), "-m", "pip", "install", "-q", "--only-binary", ":all:", "-c", str(constraints)]
         packages, options = builds(pins, install)
         if environment.build:
@@ -158,14 +158,14 @@ def make(folder: Path, environment: Environment, pins: Sequence[str]) -> Path:
 
 
 def builds(pins: Sequence[str], install: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Choose the CPU builds of frameworks; return packages and pip's options for them. Raises `Unavailable`."""
+    """Choose the CPU builds of frameworks; return the packages and pip's options for them. Raises `Unavailable`."""
     packages = [
         re.sub(r"^tensorflow==", "tensorflow-cpu==", pin) if os.uname().machine == "x86_64" else pin for pin in pins
     ]
     for place, pin in enumerate(packages):
         if name_of(pin) != "torch":
             continue
-        # PyPI's build brings gigabytes of CUDA. pip may be configured to find a CPU build; PyTorch's own index has it.
+        # PyPI's build comes with gigabytes of CUDA. pip's configured index may offer a CPU build; PyTorch's index does.
         setup = (ROOT / "tools" / "setup.sh").read_text(encoding="utf-8")
         (index,) = re.findall(r"^readonly CPU_INDEX=(\S+)$", setup, re.MULTILINE)
         packages[place] = f"{pin}+cpu"
@@ -180,7 +180,7 @@ def builds(pins: Sequence[str], install: Sequence[str]) -> tuple[list[str], list
 
 
 def link_farandole(folder: Path) -> None:
-    """Put this environment's farandole into the one in `folder`."""
+    """Link the farandole of the current environment into the one in `folder`."""
     (target,) = folder.glob("lib/python*/site-packages")
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if re.match(r"_?_?(editable_\w*?)?farandole", entry.name):
@@ -190,9 +190,9 @@ def link_farandole(folder: Path) -> None:
 
 
 def test(python: Path, environment: Environment, arguments: Sequence[str]) -> bool:
-    """Import every test module in an environment, then run its tests; return whether they passed."""
+    """Import all test modules in an environment, then run its tests; return whether they passed."""
     pytest = [str(python), "-m", "pytest", "-p", "no:cacheprovider"]
-    # Tests whose package is not installed skip; none fails to import.
+    # A test module whose package is not installed must skip, not fail to import.
     collected = subprocess.run(
         [*pytest, "--collect-only", "-qq"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -204,7 +204,7 @@ def test(python: Path, environment: Environment, arguments: Sequence[str]) -> bo
 
 
 def main(words: Sequence[str]) -> None:
-    """Make the environments that are asked for, and run their tests."""
+    """Make the chosen environments and run their tests; exit with a message if one fails."""
     cut = words.index("--") if "--" in words else len(words)
     asked, arguments, failed = words[:cut], words[cut + 1 :], []
     for name, (environment, pins) in choose(asked).items():

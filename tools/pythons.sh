@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Build farandole with every CPython from 3.11 on that this machine has, and run the core suite with each:
-# pythons.sh [PYTHON...]. Without names the one of .venv is left out, which `make test` runs with.
-# Each has an environment below build/, which is kept, with NumPy and Arrow and no framework.
+# Build farandole with every CPython of this machine from 3.11 on, and run the core suite with each:
+# pythons.sh [PYTHON...]. Without names, the version of .venv is skipped: `make test` runs with it.
+# Each version gets an environment below build/ with NumPy and Arrow, without frameworks. It is kept for the next run.
 #
 #   CXX=g++-11   the compiler
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-PATH="$PWD/.venv/bin:$PATH" # cmake and ninja may have come with `make setup`
+PATH="$PWD/.venv/bin:$PATH" # `make setup` may have installed cmake and ninja there
 
-# The core suite: what depends on Python, and what takes seconds.
+# The core suite: the tests that depend on the Python version and take seconds.
 readonly SUITE=(
   tests/unit
   tests/conformance
@@ -41,7 +41,7 @@ test_with() {
   echo "pythons: $("$base" --version) ($base)"
   [[ -x $python ]] || "$base" -m venv "$folder"
   "$python" -m pip install -q -c constraints.txt scikit-build-core nanobind
-  rm -f "$NATIVE/CMakeCache.txt" # it names the Python before
+  rm -f "$NATIVE/CMakeCache.txt" # it refers to the previous Python
   "$python" -m pip install -q -c constraints.txt --no-build-isolation -C build-dir="$NATIVE" \
     -C cmake.define.FARANDOLE_WERROR=ON -C cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1 ".[test]"
   "$python" -m pytest -q -n 2 --dist loadfile -p no:cacheprovider -m "not slow and not spark" "${SUITE[@]}"
@@ -56,7 +56,7 @@ else
 fi
 if ((${#found[@]} == 0)); then
   echo "pythons: no CPython from 3.11 on${tested:+ but $tested, the one of .venv}" >&2
-  (($# == 0)) # a named one has to be there
+  (($# == 0)) # fail if a Python was named
   exit
 fi
 for each in "${found[@]}"; do

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Make .venv and build farandole into it. Does only what has changed since it ran last, so every other target calls it.
+# Make .venv and build farandole in it. A step runs again only if its inputs have changed, so every other target of the
+# Makefile runs this script first.
 #
-#   PYTHON=python3.12      the interpreter that .venv is made with (3.11 or newer)
-#   TORCH=cpu              PyTorch's CPU build, the default on Linux, or an error; without TORCH, an environment without
-#                          PyTorch where no index has that build for this Python
-#   TORCH=cuda             the build of pip's own index, which brings CUDA
-#   TORCH=none             an environment without PyTorch; the tests that need it are skipped. .venv remembers TORCH.
+#   PYTHON=python3.12      the interpreter to make .venv with (3.11 or newer)
+#   TORCH=cpu              install PyTorch's CPU build, and fail if no index offers it for this Python
+#   TORCH=cuda             install the build of pip's own index, which comes with CUDA
+#   TORCH=none             install no PyTorch; tests that need it are skipped
+#
+# Without TORCH, a choice made earlier for this .venv applies. Else Linux gets the CPU build, or no PyTorch if no index
+# offers it for this Python.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -20,7 +23,7 @@ die() {
   exit 1
 }
 
-# Runs a command with its output in the log; shows the end of the log when it fails.
+# Run a command with its output in the log; if it fails, show the end of the log and exit.
 quietly() {
   if ! "$@" >>"$LOG" 2>&1; then
     tail -n 40 "$LOG" >&2
@@ -53,7 +56,7 @@ make_venv() {
   quietly "$python" -m venv "$VENV"
 }
 
-# Die when PYTHON=... names another version than the one that .venv was made with.
+# Exit with an error if PYTHON names another version than that of .venv.
 check_version() {
   local python asked found version='import sys; print("%d.%d" % sys.version_info[:2])'
   [[ -n ${PYTHON:-} ]] || return 0
@@ -78,7 +81,7 @@ int main() { std::stop_source stop; return stop.stop_requested() ? 1 : 0; }'
   fi
 }
 
-# What builds the extension and may come with the system; what is missing or too old comes from PyPI.
+# Print the build tools that the system lacks or has in too old a version; PyPI has them.
 missing_build_tools() {
   local major=0 minor=0
   read -r major minor < <(cmake --version 2>/dev/null | sed -n 's/^cmake version \([0-9]*\)\.\([0-9]*\).*/\1 \2/p') || true
@@ -86,22 +89,22 @@ missing_build_tools() {
   command -v ninja >/dev/null || echo ninja
 }
 
-# Return 1 when no index has that PyTorch for this Python.
+# Install PyTorch. Return 1 if no index has this version for this Python.
 install_torch() {
   local version found installed index=''
   version=$(sed -n 's/^torch==//p' constraints.txt)
   if [[ $TORCH != cuda && $(uname -s) == Linux ]]; then
-    # PyPI's build brings gigabytes of CUDA. pip may be configured to find a CPU build; else PyTorch's own index has one.
+    # PyPI's build comes with gigabytes of CUDA. pip's configured index may offer a CPU build; else use PyTorch's index.
     found=$("$BIN/pip" install --dry-run --no-deps --ignore-installed -q --report - "torch==$version" 2>>"$LOG") || true
     [[ $found == *"$version+cpu"* ]] || index=$CPU_INDEX
   fi
   say "torch $version${TORCH:+ ($TORCH)}${index:+ from $index}"
   local torch=(-c constraints.txt ${index:+--extra-index-url "$index"} "torch==$version")
   if [[ $TORCH == cuda ]]; then
-    torch=(-c constraints.txt "torch===$version") # not $version+cpu, which pip may be configured to find
+    torch=(-c constraints.txt "torch===$version") # === excludes $version+cpu, which a configured index may offer
   fi
   "$BIN/pip" install --dry-run --no-deps -q "${torch[@]}" >>"$LOG" 2>&1 || return 1
-  # pip takes another build of the same version for the one that is asked for.
+  # pip treats an installed CPU build and CUDA build of one version as the same.
   installed=$("$BIN/python" -c 'from importlib.metadata import version; print(version("torch"))' 2>>"$LOG") || true
   if [[ ($TORCH == cuda && $installed == *+cpu) || ($TORCH == cpu && $installed == "$version") ]]; then
     quietly "$BIN/pip" uninstall -y torch
@@ -120,14 +123,14 @@ install_all() {
   fi
   mapfile -t tools < <(missing_build_tools)
   say "the other dependencies${tools[*]:+, ${tools[*]} among them}"
-  # setuptools builds pyspark; environments of Python 3.12 and newer begin without it.
+  # pyspark's build needs setuptools, which new environments of Python 3.12 and later lack.
   quietly "$BIN/pip" install -c constraints.txt scikit-build-core nanobind setuptools "${tools[@]}"
   quietly "$BIN/pip" install -c constraints.txt --no-build-isolation -e ".[$extras]"
-  # Its dependency tensorflow is the build that brings CUDA; tensorflow-cpu serves.
+  # tf_keras depends on tensorflow, the build with CUDA; tensorflow-cpu is enough.
   quietly "$BIN/pip" install -c constraints.txt --no-deps tf_keras
 }
 
-# The state of the files that a step depends on, as one line.
+# Print one checksum of all files in the given paths.
 state_of() {
   find "$@" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
 }

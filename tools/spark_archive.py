@@ -1,6 +1,6 @@
-"""Make the archive of Spark's classes with which the tests' Java processes start in a third of the time.
+"""Class-data archive of Spark, with which the tests' Java processes start in a third of the time.
 
-`spark_archive.py` writes it below build/ unless it is there, and does nothing without PySpark or Java.
+`python tools/spark_archive.py` writes it below build/ unless it is there. It does nothing without PySpark or Java.
 See https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html.
 """
 
@@ -15,11 +15,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LIMIT = 300  # seconds
 
-# A process of a few seconds gains nothing by the second compiler and by parallel collection of garbage.
+# A process of a few seconds gains nothing from the second JIT compiler or a parallel garbage collector.
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-QUIET = "-Xlog:disable -Xlog:all=error:stderr"  # an archive of another Java is left out without a word
+QUIET = "-Xlog:disable -Xlog:all=error:stderr"  # Java ignores an archive of another version silently
 
-# It loads the classes of tests: DataFrames, Arrow, barrier tasks.
+# A program that loads the classes that tests use: DataFrames, Arrow, barrier tasks.
 PROGRAM = """
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2]").config("spark.log.level", "OFF").getOrCreate()
@@ -32,18 +32,18 @@ spark.stop()
 
 
 def archive() -> Path:
-    """Return the archive's path, whether it is there or not."""
+    """Return the archive's path; the file need not exist."""
     return ROOT / "build" / f"spark-{version('pyspark')}.jsa"
 
 
 def java_options() -> str:
-    """Return options of Java for the tests."""
+    """Return the Java options for tests, with the archive if it exists."""
     there = importlib.util.find_spec("pyspark") is not None and archive().exists()
     return f'{OPTIONS} {QUIET} "-XX:SharedArchiveFile={archive()}"' if there else OPTIONS
 
 
 def main() -> int:
-    """Write the archive; a failure costs the tests time only."""
+    """Write the archive; return 0 even if that fails, because tests only take longer without it."""
     if importlib.util.find_spec("pyspark") is None or archive().exists():
         return 0
     java = subprocess.run([ROOT / "tools" / "check_java.sh"], capture_output=True, timeout=60, check=False)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Run Python tests, several at a time: tests.sh JOBS AGAIN [arguments of pytest]. At most AGAIN failed tests run once more,
-# alone: a test that then passes has failed of the load, and is named at the end, to be mended. More fail for good.
+# Run the Python tests in parallel: tests.sh JOBS AGAIN [PYTEST ARGUMENT...]. JOBS tests run at a time. If at most AGAIN
+# tests fail, each runs once more, alone. A test that then passes depends on the machine's load and is listed at the end
+# as one to fix. If more than AGAIN fail, the run fails.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH="$PWD/.venv/bin:$PATH"
@@ -11,9 +12,9 @@ python tools/spark_archive.py
 
 status=0
 failures=.pytest_cache/v/cache/lastfailed
-if ((again)); then rm -f "$failures"; fi # it keeps those of earlier runs
+if ((again)); then rm -f "$failures"; fi # pytest keeps failures of earlier runs in it
 python -m pytest -n "$jobs" --dist loadfile --no-loadscope-reorder "$@" || status=$?
-if ((status != 1 || again == 0)); then # 1: all were run, and some failed
+if ((status != 1 || again == 0)); then # 1: all tests ran and some failed
   exit "$status"
 fi
 mapfile -t failed < <(python -c 'import json, sys; print(*json.load(sys.stdin), sep="\n")' <"$failures")

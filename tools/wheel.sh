@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Build the wheel, install it into an environment of its own, as users do, and run the conformance tests there:
-# wheel.sh [PYTEST ARGUMENT...]. It has NumPy, and PyTorch if .venv does; the commands run first.
-# The wheel and the environment stay in build/wheel; both are made anew.
+# Build the wheel, install it into a new environment, try the commands, and run the conformance tests there:
+# wheel.sh [PYTEST ARGUMENT...]. The environment has NumPy, and PyTorch if .venv has it.
+# Wheel and environment are in build/wheel; each run makes both again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,12 +10,12 @@ readonly BIN=$FOLDER/venv/bin
 readonly CPU_INDEX=https://download.pytorch.org/whl/cpu
 
 rm -rf "$FOLDER"
-# cmake and ninja may have come with `make setup`.
+# `make setup` may have installed cmake and ninja in .venv.
 PATH="$ROOT/.venv/bin:$PATH" .venv/bin/pip wheel -q --no-deps --no-build-isolation --wheel-dir "$FOLDER" .
 wheels=("$FOLDER"/farandole-*.whl)
 echo "wheel: ${wheels[0]}, $(du -k "${wheels[0]}" | cut -f1) KiB"
 .venv/bin/python -m venv "$FOLDER/venv"
-# The build of PyTorch that .venv has, if it has one; it may come from PyTorch's own index.
+# Install the build of PyTorch that .venv has, if any, from PyTorch's own index if need be.
 torch=$(.venv/bin/pip freeze 2>/dev/null | sed -n 's/^torch==/torch===/p')
 index=()
 if [[ $torch == *+cpu ]] && ! "$BIN/pip" install --dry-run --no-deps -q "$torch" 2>/dev/null; then
@@ -23,7 +23,7 @@ if [[ $torch == *+cpu ]] && ! "$BIN/pip" install --dry-run --no-deps -q "$torch"
 fi
 "$BIN/pip" install -q -c constraints.txt "${index[@]}" ${torch:+"$torch"} "farandole[test] @ file://${wheels[0]}"
 
-# In another folder and without the programs of .venv: what is found is what was installed.
+# Another folder and no .venv on PATH: Python must find the installed wheel, not the source tree.
 cd "$FOLDER"
 export PATH=$BIN:/usr/bin:/bin
 python - "$FOLDER/venv/" <<'EOF'

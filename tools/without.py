@@ -1,7 +1,7 @@
-"""Run the tests as where some packages are not installed: without.py PACKAGE... [-- pytest's arguments].
+"""Run the tests without some installed packages: without.py PACKAGE... [-- PYTEST ARGUMENT...].
 
-Makes a virtual environment below build/ that has all of this one's packages but those, metadata included, so that the
-tests' child processes lack them too."""
+The tool makes a virtual environment below build/ with links to all packages of the current one, and their metadata, but
+the named ones. The tests' child processes therefore lack these packages too."""
 
 import os
 import shutil
@@ -21,17 +21,17 @@ def site_packages(paths: Sequence[str]) -> Iterator[Path]:
 
 
 def belongs_to(entry: str, package: str) -> bool:
-    """Return whether an entry of site-packages is of `package`, such as pyspark-4.0.1.dist-info."""
+    """Return whether an entry of site-packages, such as pyspark-4.0.1.dist-info, belongs to `package`."""
     return entry == package or entry.startswith((f"{package}-", f"{package}_", f"{package}."))
 
 
 def _leads_to(entry: Path, sources: Sequence[Path]) -> bool:
-    """Return whether a .pth file does nothing but add folders that are looked through anyway."""
+    """Return whether `entry` is a .pth file that only adds folders of `sources`, which are linked anyway."""
     return entry.suffix == ".pth" and {*map(Path, entry.read_text(encoding="utf-8").split("\n")[:-1])} <= {*sources}
 
 
 def make(folder: Path, packages: Sequence[str]) -> Path:
-    """Make the environment anew; returns its Python."""
+    """Make the environment in `folder`, replacing an old one; return the path of its Python."""
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=False)
     (target,) = folder.glob("lib/python*/site-packages")
@@ -46,7 +46,7 @@ def make(folder: Path, packages: Sequence[str]) -> Path:
 
 
 def _copy_commands(source: Path, target: Path) -> None:
-    """Bring along commands written in Python, which name the interpreter that they run with."""
+    """Copy commands written in Python, with the new environment's interpreter in their first line."""
     for command in source.iterdir():
         if (target / command.name).exists() or not command.is_file():
             continue
@@ -57,7 +57,7 @@ def _copy_commands(source: Path, target: Path) -> None:
 
 
 def main(words: Sequence[str]) -> None:
-    """Make the environment, and become its pytest."""
+    """Make the environment, and replace this process by its pytest."""
     cut = words.index("--") if "--" in words else len(words)
     packages, arguments = words[:cut], words[cut + 1 :]
     if not packages or packages[0].startswith("-"):
