@@ -18,7 +18,7 @@ import pytest
 
 from farandole.acceptor import BACKLOG
 from farandole.errors import ConfigError, HostsError
-from farandole.launch.backend import Agent, Command, Host, Place
+from farandole.launch.backend import Agent, Call, Command, Host, Place
 from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.failures import Failure
 from farandole.launch.messages import SILENCE, Messages
@@ -119,6 +119,21 @@ def test_a_lost_host_is_warned_of_once(agent: Agent, caplog: pytest.LogCaptureFi
     with pytest.raises(HostsError, match=f"{HOST.name}: ") as refused:
         agent.reserve_port()
     assert list(refused.value.reasons) == [HOST.name]
+
+
+def test_a_silent_host_is_lost_while_a_call_is_sent_to_it(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe is full, because nobody reads it, and the launcher blocks in its write."""
+    monkeypatch.setattr("farandole.launch.messages.SILENCE", 0.5)
+    agent.reserve_port()  # its answer lets the listener begin a wait of that time
+    os.kill(agent_process(), signal.SIGSTOP)
+    ends = Ends()
+    call = Call(bytes(1 << 22), sys.executable, WAIT)
+    starter = threading.Thread(target=agent.start, args=(place(), call, no_line, ends.end), daemon=True)
+    starter.start()
+    starter.join(30)
+    assert not starter.is_alive(), "the launcher waits for a host that it knows to be lost"
+    assert ends.ended.wait(30) and ends.failure is not None
+    assert ends.failure.reason == f"its host {HOST.name} was lost: nothing came for 0.5 s"
 
 
 def test_a_host_whose_ranks_have_ended_is_lost_silently(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:

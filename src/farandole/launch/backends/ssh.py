@@ -111,8 +111,7 @@ class SshBackend:
 
     @staticmethod
     def _find_address(agents: "Mapping[Host, SshAgent]", named: list[str], interrupt: Callable[[], None]) -> str:
-        """Return the first address of this machine that all agents reach: one of `named`, if there are any; without
-        agents, that of the loopback interface."""
+        """Return the first address of this machine, or of `named`, that all agents reach; loopback without agents."""
         seen = [agent.client for agent in agents.values()]  # may be a jump host's, so this machine's own come next
         own = (route_to(agent.server) for agent in agents.values())
         candidates = named or list(dict.fromkeys([*seen, *own])) or [loopback_address()]
@@ -225,7 +224,7 @@ class SshAgent:
             if lost is None:
                 self._messages.send("start", fields, blob)
         except OSError:
-            lost = "its connection broke"
+            lost = self._lost or "its connection broke"
         if lost is not None:
             rank.lose(self.host.name, lost)
         return rank
@@ -261,8 +260,9 @@ class SshAgent:
         except Exception as error:  # the ranks must be reported as lost
             log.exception("the agent of %s sent a message that cannot be read", self.host.name)
             why = f"its agent sent a message that cannot be read ({type(error).__name__}: {error})"
+        self._lost = why
+        self.abandon()  # ends a `send` that blocks, perhaps with the lock below
         with self._changed:
-            self._lost = why
             self._changed.notify_all()
             ranks = list(self._ranks.values())
         unseen = [str(rank.rank) for rank in ranks if not rank.is_gone()]
