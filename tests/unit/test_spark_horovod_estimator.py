@@ -27,6 +27,15 @@ def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.
     assert HorovodEstimator(modelDir="file:///data/run").getModelDir() == "/data/run"
 
 
+def test_fits_of_a_grid_do_not_share_a_folder(tmp_path: Path) -> None:
+    estimator = HorovodEstimator(modelDir=str(tmp_path))
+    own = [{estimator.modelDir: str(tmp_path / name)} for name in ("one", "two")]
+    for shared in ([{}], [{estimator.batchSize: 4}, {estimator.batchSize: 8}], [*own, {}], [*own, own[0]]):
+        with pytest.raises(ConfigError, match="modelDir: holds one run, which each of several fits would resume"):
+            estimator.fitMultiple(None, shared)  # type: ignore[arg-type]
+    assert estimator.fitMultiple(None, own)  # type: ignore[arg-type]
+
+
 def test_a_folder_with_credentials_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^modelDir: 'sftp://\*\*\*:\*\*\*@host/run' holds credentials"):
         HorovodEstimator(modelDir="sftp://me:secret@host/run")

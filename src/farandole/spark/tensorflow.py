@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from farandole.errors import ConfigError
@@ -11,6 +11,7 @@ from farandole.masking import mask
 
 with importing(__name__):
     from pyspark.ml import Estimator
+    from pyspark.ml.param import Param
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame
 
@@ -264,6 +265,20 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
     def _task(self, job: ModelFnJob) -> Callable[[], FrozenGraph | None]:
         """Return the function that each rank calls."""
         return functools.partial(train, job)
+
+    def fitMultiple(
+        self, dataset: DataFrame, paramMaps: Sequence[Mapping[Param[Any], Any]]
+    ) -> Iterator[tuple[int, "TFTransformer"]]:
+        """Return an iterator over (index, model) for the maps of parameters, as pyspark.ml does.
+
+        Raises `ConfigError` unless each map has a `modelDir` of its own: a fit would resume another one's run."""
+        own = {given.get(self.modelDir) for given in paramMaps}
+        if None in own or len(own) < len(paramMaps):
+            raise ConfigError(
+                "modelDir", "holds one run, which each of several fits would resume; give each a modelDir of its own"
+            )
+        fits: Iterator[tuple[int, TFTransformer]] = super().fitMultiple(dataset, paramMaps)  # type: ignore[arg-type]
+        return fits
 
     def _fit(self, dataset: DataFrame) -> TFTransformer:
         try:
