@@ -199,8 +199,8 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
             raise ConfigError("reduce_op", f"must be one of {', '.join(_OPERATIONS)}, got {reduce_op}")
         op = _OPERATIONS[name]
         if op == hvd.Average and not tensor.is_floating_point():
-            return hvd.allreduce(tensor.detach().double(), op=op)  # a mean of integers is not an integer
-        return hvd.allreduce(tensor.detach(), op=op)
+            tensor = tensor.double()  # a mean of integers is not an integer
+        return hvd.allreduce(tensor.detach().contiguous(), op=op)
 
     def barrier(self, name: str | None = None) -> None:
         """Block until every rank has called it; do nothing if this rank has failed, as others may not call it then."""
@@ -219,9 +219,7 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
 
     def all_gather(self, tensor: Tensor, group: object = None, sync_grads: bool = False) -> Tensor:
         """Return the tensors of all ranks along a new first dimension; `sync_grads` lets gradients flow back."""
-        if sync_grads:
-            return hvd.allgather(tensor.unsqueeze(0))
-        return hvd.allgather(tensor.detach().unsqueeze(0))
+        return hvd.allgather((tensor if sync_grads else tensor.detach()).contiguous().unsqueeze(0))
 
 
 def gpu_of_rank(given: Sequence[torch.device], local_rank: int, count: int) -> torch.device:
