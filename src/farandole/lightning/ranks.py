@@ -234,8 +234,10 @@ def gpu_of_rank(given: Sequence[torch.device], local_rank: int, count: int) -> t
 
 
 def gather(tensor: Tensor, group: object = None) -> list[Tensor]:
-    """Return the tensors of all ranks, whose shapes may differ; a collective."""
-    return hvd.allgather_object(tensor.detach())
+    """Return the tensors of all ranks, whose shapes may differ, on the device of `tensor`; a collective."""
+    # A pickled tensor of a GPU is restored on the sender's GPU, and a view with all memory of its base.
+    copies = hvd.allgather_object(tensor.detach().to("cpu", copy=True))
+    return [copy.to(tensor.device) for copy in copies]
 
 
 def _available() -> bool:
