@@ -11,6 +11,7 @@ pytest.importorskip("pyspark")
 import pandas as pd
 
 from farandole.errors import DataError
+from farandole.spark.trainers.keras_model import dump_state, load_state
 from farandole.spark.trainers.predict import BatchPredictor, Predict
 
 
@@ -38,3 +39,12 @@ def test_numbers_keep_their_type_and_arrays_their_length() -> None:
 def test_arrays_of_different_lengths_are_named_by_their_column() -> None:
     with pytest.raises(DataError, match="column 'x': arrays of different lengths"):
         list(Sums(names=("total", "same"))(iter([rows([1, 2], [3])])))
+
+
+def test_the_state_of_a_keras_model_may_have_types_that_numpy_lacks() -> None:
+    types = pytest.importorskip("ml_dtypes")
+    values = np.array([0.5, -3.0, 224.0])
+    weights = [values.astype(each) for each in (types.bfloat16, types.float8_e5m2, np.float64)]
+    loaded, optimizer = load_state(dump_state(weights, None))
+    assert [each.dtype for each in loaded] == ["float32", "float32", "float64"] and optimizer == []
+    assert all(each.tolist() == values.tolist() for each in loaded)

@@ -200,9 +200,10 @@ def load_object(value: Any) -> Any:
 
 
 def dump_state(weights: Sequence[NDArray[Any]], optimizer: Sequence[NDArray[Any]] | None) -> bytes:
-    """Return arrays in NumPy's format."""
+    """Return arrays in NumPy's format, those of types that NumPy does not have, such as bfloat16, as float32."""
     named = {f"weights{place}": each for place, each in enumerate(weights)}
     named |= {f"optimizer{place}": each for place, each in enumerate(optimizer or ())}
+    named = {name: each.astype(np.float32) if each.dtype.isbuiltin == 2 else each for name, each in named.items()}
     file = io.BytesIO()
     np.savez(file, **named)  # type: ignore[arg-type]
     return file.getvalue()
