@@ -6,7 +6,7 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import pytest
@@ -16,7 +16,7 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 
 from farandole.errors import AuthenticationError, CacheError
-from farandole.handshake import authenticate, new_secret, split_address
+from farandole.handshake import authenticate, new_secret, send_frame, split_address
 from farandole.launch.channel import (
     LARGEST_MESSAGE,
     LauncherEnd,
@@ -28,6 +28,7 @@ from farandole.launch.channel import (
     open_channel,
 )
 from farandole.launch.failures import Failure, to_payload
+from farandole.spark import driver_log
 from farandole.spark.disks import local_directory
 from farandole.spark.driver_log import DriverLog
 from farandole.spark.relay import Relay
@@ -124,6 +125,30 @@ def test_cancel_reaches_tasks_that_are_there_and_tasks_that_come_late(secret: by
         assert late.wait(60)
         for relay in relays:
             relay.close(SOON)
+
+
+def test_only_one_thread_at_a_time_sends_to_a_task(secret: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+    two, together = threading.Barrier(2), threading.Event()
+
+    def watched(sock: socket.socket, payload: bytes) -> None:
+        with suppress(threading.BrokenBarrierError):
+            two.wait(0.1)
+            together.set()
+        send_frame(sock, payload)
+
+    with DriverLog(secret, 1, host="127.0.0.1") as log:
+        relay = relay_to(log, 0, secret, heard.put)
+        log.cancel("here")
+        assert heard.get(timeout=SOON.total_seconds()) == "here"
+        monkeypatch.setattr(driver_log, "send_frame", watched)
+        other = threading.Thread(target=log.cancel, args=("a",))
+        other.start()
+        log.cancel("b")
+        assert {heard.get(timeout=SOON.total_seconds()) for _ in range(2)} == {"a", "b"}
+        other.join()
+        relay.close(SOON)
+    assert not together.is_set()
 
 
 def test_a_stranger_is_not_heard(secret: bytes) -> None:

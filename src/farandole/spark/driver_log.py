@@ -45,6 +45,21 @@ def show_on_console(stream: str, text: str) -> None:
     target.flush()
 
 
+class _Peer:
+    """Connection of a task, with its rank, or of a keeper; any thread may send on it."""
+
+    def __init__(self, rank: int, connection: socket.socket) -> None:
+        self.rank, self.connection = rank, connection
+        self._sending = threading.Lock()
+
+    def send(self, message: Mapping[str, object]) -> None:
+        with self._sending, contextlib.suppress(OSError):  # the other end has just gone
+            send_frame(self.connection, json.dumps(message).encode())
+
+    def dismiss(self, reason: str) -> None:
+        self.send({"over": reason})
+
+
 class DriverLog:
     """Server for the tasks and keepers of one job.
 
@@ -65,19 +80,19 @@ class DriverLog:
         self.on_failure: Callable[[int, int, Failure], None] | None = None  # stage, attempt
         self.on_keeper: Callable[[], None] | None = None
         self.on_lost_keeper: Callable[[], None] | None = None
-        self._keepers: dict[socket.socket, str] = {}  # the host of each
+        self._keepers: dict[_Peer, str] = {}  # the host of each
         self._lost_keepers: list[str] = []
         self._failures: list[tuple[int, Failure]] = []  # each with its attempt
-        self._peers: dict[socket.socket, int] = {}  # the rank of each, or _KEEPER
+        self._peers: set[_Peer] = set()
         self._cancelled: str | None = None
         self.feeds_again = False  # whether ranks of a repeated stage may ask for their rows again
         self._fed: set[int] = set()
         self.attempt_of: Callable[[int], int] = lambda stage: 0  # Spark's number, from 1; 0: unknown
         self._attempt = 0  # the newest attempt of which a task has connected
         self._begun: Counter[int] = Counter()  # how often a task of each rank has connected
-        self._tasks: dict[socket.socket, tuple[int, int]] = {}  # stage and attempt of a task that has not ended
+        self._tasks: dict[_Peer, tuple[int, int]] = {}  # stage and attempt of a task that has not ended
         self._vanished: list[tuple[int, int]] = []  # attempt and rank of tasks that ended without a report
-        self._meeting: dict[int, tuple[socket.socket, str]] = {}  # connection and "meet" text of each rank so far
+        self._meeting: dict[int, tuple[_Peer, str]] = {}  # connection and "meet" text of each rank so far
         self._over = False  # keepers are no longer needed
         self._closing = False
         self._changed = threading.Condition()
@@ -127,8 +142,8 @@ class DriverLog:
         with self._changed:
             self._cancelled = reason
             connected = list(self._peers)
-        for connection in connected:
-            self._dismiss(connection, reason)
+        for peer in connected:
+            peer.dismiss(reason)
 
     def drain(self, patience: timedelta) -> None:
         """Dismiss the keepers, and wait up to `patience` until all peers have sent everything and disconnected."""
@@ -154,9 +169,9 @@ class DriverLog:
         with self._changed:
             self._closing = True
             connected = list(self._peers)
-        for connection in connected:
+        for peer in connected:
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                peer.connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(CLOSE_TIMEOUT.total_seconds())
 
@@ -168,81 +183,80 @@ class DriverLog:
     ) -> None:
         self.close()
 
-    def _admit(self, peer: Admitted) -> None:
-        keeper = keeper_of(peer.who)
-        rank = int(peer.who) if keeper is None else _KEEPER
+    def _admit(self, admitted: Admitted) -> None:
+        keeper = keeper_of(admitted.who)
+        rank = int(admitted.who) if keeper is None else _KEEPER
         if rank != _KEEPER and not 0 <= rank < self._size:
             raise ValueError(f"there is no rank {rank} among {self._size} ranks")
+        peer = _Peer(rank, admitted.sock)
         with self._changed:
-            self._peers[peer.sock] = rank
+            self._peers.add(peer)
             if keeper is not None:
-                self._keepers[peer.sock] = keeper
+                self._keepers[peer] = keeper
         name = "farandole-driver-log-rank"
-        thread = threading.Thread(target=self._serve, args=(rank, peer.sock), name=name, daemon=True)
+        thread = threading.Thread(target=self._serve, args=(peer,), name=name, daemon=True)
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         thread.start()
 
-    def _serve(self, rank: int, connection: socket.socket) -> None:
+    def _serve(self, peer: _Peer) -> None:
         try:
-            with connection:
-                self._welcome(rank, connection)
+            with peer.connection:
+                self._welcome(peer)
                 while True:
-                    self._handle(rank, connection, json.loads(recv_frame(connection, LARGEST_FRAME)))
+                    self._handle(peer, json.loads(recv_frame(peer.connection, LARGEST_FRAME)))
         except (OSError, EOFError):
             pass  # the peer has disconnected
         except (FarandoleError, ValueError) as error:
-            log.warning("the driver's log ended its connection with rank %d: %s", rank, error)
+            log.warning("the driver's log ended its connection with rank %d: %s", peer.rank, error)
         finally:
             with self._changed:
-                host = self._keepers.pop(connection, None)
+                host = self._keepers.pop(peer, None)
                 # A keeper ends at the driver's first message.
                 dismissed = self._over or self._closing or self._cancelled is not None
                 lost = host is not None and not dismissed
                 if host is not None and lost:
                     self._lost_keepers.append(host)
-                if connection in self._tasks and self._cancelled is None:
-                    self._vanished.append((self._tasks.pop(connection)[1], rank))
-                del self._peers[connection]
+                if peer in self._tasks and self._cancelled is None:
+                    self._vanished.append((self._tasks.pop(peer)[1], peer.rank))
+                self._peers.remove(peer)
                 self._changed.notify_all()
             if lost:
                 log.warning("the keeper of dealt rows on %s has ended too early, and its rows are lost", host)
                 if self.on_lost_keeper is not None:
                     self.on_lost_keeper()
 
-    def _welcome(self, rank: int, connection: socket.socket) -> None:
+    def _welcome(self, peer: _Peer) -> None:
         with self._changed:
-            reason = "too late" if self._over and rank == _KEEPER else self._cancelled
+            reason = "too late" if self._over and peer.rank == _KEEPER else self._cancelled
         if reason is not None:
-            self._dismiss(connection, reason)
-        if rank == _KEEPER and self.on_keeper is not None:
+            peer.dismiss(reason)
+        if peer.rank == _KEEPER and self.on_keeper is not None:
             self.on_keeper()
-
-    def _dismiss(self, connection: socket.socket, reason: str) -> None:
-        _send(connection, {"over": reason})
 
     def _dismiss_keepers(self) -> None:
         with self._changed:
             self._over = True
-            keepers = [connection for connection, rank in self._peers.items() if rank == _KEEPER]
-        for connection in keepers:
-            self._dismiss(connection, "no rank needs the rows any more")
+            keepers = [peer for peer in self._peers if peer.rank == _KEEPER]
+        for peer in keepers:
+            peer.dismiss("no rank needs the rows any more")
 
-    def _meet(self, rank: int, connection: socket.socket, stage: int, text: str) -> None:
+    def _meet(self, peer: _Peer, stage: int, text: str) -> None:
         """Send the "meet" texts of all ranks to every rank, once all ranks have sent theirs.
 
         Does so only if Spark does not repeat the stage, or has not done so yet: tasks do not know their attempt, and
         tasks of two attempts must not meet."""
         with self._changed:
-            self._meeting[rank] = connection, text
+            self._meeting[peer.rank] = peer, text
             if len(self._meeting) < self._size:
                 return
             met, self._meeting = self._meeting, {}
         if not self.feeds_again or self.attempt_of(stage) == 1:
-            message = {"met": [met[each][1] for each in range(self._size)]}
-            for peer, _ in met.values():
-                _send(peer, message)
+            message = {"met": [met[rank][1] for rank in range(self._size)]}
+            for each, _ in met.values():
+                each.send(message)
 
-    def _handle(self, rank: int, connection: socket.socket, messages: list[dict[str, object]]) -> None:
+    def _handle(self, peer: _Peer, messages: list[dict[str, object]]) -> None:
+        rank = peer.rank
         out: dict[str, list[str]] = {}
         for message in messages:
             kind, payload = message["kind"], message["payload"]
@@ -257,12 +271,12 @@ class DriverLog:
                 )
                 out.setdefault("stdout", []).append(lost)
             elif kind == "begin":
-                self._begin(rank, connection, int(str(payload["stage"])))
+                self._begin(peer, int(str(payload["stage"])))
             elif kind == "done":
                 with self._changed:
-                    self._tasks.pop(connection, None)
+                    self._tasks.pop(peer, None)
             elif kind == "meet":
-                self._meet(rank, connection, int(str(payload["stage"])), str(payload["text"]))
+                self._meet(peer, int(str(payload["stage"])), str(payload["text"]))
             elif kind == "fed":
                 with self._changed:
                     self._fed.add(rank)
@@ -270,7 +284,7 @@ class DriverLog:
                 if all_fed and not self.feeds_again:
                     self._dismiss_keepers()
             elif kind == "failed":
-                self._note(connection, from_payload(rank, payload, time.monotonic()))
+                self._note(peer, from_payload(rank, payload, time.monotonic()))
             else:
                 self._pass_on(rank, {"kind": kind, **payload})
         with self._writing:
@@ -280,14 +294,14 @@ class DriverLog:
                 except (OSError, ValueError) as error:  # the user's stream is full or closed
                     log.warning("output of rank %d cannot be shown: %s", rank, error)
 
-    def _begin(self, rank: int, connection: socket.socket, stage: int) -> None:
+    def _begin(self, peer: _Peer, stage: int) -> None:
         """Determine the attempt of the stage to which a task belongs; tasks do not know it."""
         known = self.attempt_of(stage)
         with self._changed:
-            self._begun[rank] += 1
+            self._begun[peer.rank] += 1
             # Spark's number may lag behind. A rank has one task in each attempt.
-            attempt = max(known, self._begun[rank])
-            self._tasks[connection] = stage, attempt
+            attempt = max(known, self._begun[peer.rank])
+            self._tasks[peer] = stage, attempt
             newer, self._attempt = attempt > self._attempt, max(attempt, self._attempt)
         if self.on_attempt is not None and newer:
             self.on_attempt(attempt)
@@ -295,9 +309,9 @@ class DriverLog:
     def _failures_of(self, attempt: int) -> list[Failure]:
         return [failure for number, failure in self._failures if number == attempt]
 
-    def _note(self, connection: socket.socket, failure: Failure) -> None:
+    def _note(self, peer: _Peer, failure: Failure) -> None:
         with self._changed:
-            stage, attempt = self._tasks.pop(connection, (-1, self._attempt))
+            stage, attempt = self._tasks.pop(peer, (-1, self._attempt))
             self._failures.append((attempt, failure))
             self._changed.notify_all()
         if self.on_failure is not None:
@@ -310,11 +324,6 @@ class DriverLog:
             self._on_message(rank, dict(message))
         except Exception:
             log.exception("on_message failed for a message of rank %d", rank)
-
-
-def _send(connection: socket.socket, message: Mapping[str, object]) -> None:
-    with contextlib.suppress(OSError):  # the other end has just gone
-        send_frame(connection, json.dumps(message).encode())
 
 
 def _family(host: str) -> socket.AddressFamily:
