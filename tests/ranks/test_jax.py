@@ -160,6 +160,21 @@ def test_gradients_of_movements(mode: str) -> None:
         np.testing.assert_array_equal(second, np.zeros(4))
 
 
+@modes
+def test_the_second_derivative_of_a_reducescatter(mode: str) -> None:
+    def body(context: Context) -> Any:
+        def loss(x: jax.Array) -> jax.Array:
+            return (hvd.reducescatter(x, op=hvd.Sum, name="cubes") ** 3).sum()
+
+        # Three rows: two for the first rank, one for the second.
+        second = MODES[mode](jax.grad(lambda x: (jax.grad(loss)(x) ** 2).sum()))
+        return values(second(jnp.array([1.0, 2.0, 3.0]) * (context.rank + 1)))
+
+    for got in run_ranks(2, body):
+        total = np.array([3.0, 6.0, 9.0])
+        np.testing.assert_allclose(got, (2 * 6 * total) * 2 * (2 * 2 * 3 * total**2), rtol=1e-5)
+
+
 def test_a_batch_and_a_loop() -> None:
     def body(context: Context) -> Any:
         x = jnp.arange(6.0).reshape(2, 3) + context.rank

@@ -95,7 +95,8 @@ def _backward(call: TracedRequest, kept: tuple[Arrays, Array | None], grads: Arr
         found = (jnp.where(is_root, average, jnp.zeros_like(average)),)
     elif chosen:
         rows = tuple(shape[0] for shape in shapes)
-        joined = operate(call.backward(kind=kinds.ALLGATHER, shapes=shapes, rows=rows), chosen)
+        parts = tuple(tuple(grad.shape) for grad in chosen)
+        joined = operate(call.backward(kind=kinds.ALLGATHER, shapes=parts, rows=rows), chosen)
         op, prescale, postscale = call.request.reduction
         factor = prescale * postscale * (membership_of(call.request.process_set, "backward").size if op == Sum else 1)
         found = joined if factor == 1.0 else tuple(grad * factor for grad in joined)
@@ -160,14 +161,15 @@ def _others_product(call: TracedRequest, tensors: Arrays) -> Arrays:
 def _of_allgather(call: TracedRequest, shapes: tuple[tuple[int, ...], ...], grads: Arrays) -> Arrays:
     averages = operate(_reduction(call, Reduction(Average)), grads)
     rows = [shape[0] for shape in shapes]
+    membership = membership_of(call.request.process_set, "backward")
     if any(map(is_traced, grads)):
-        starts = [membership_of(call.request.process_set, "backward").rank * count for count in rows]
+        # Inside programs the rows are spread as by a reducescatter: the first ranks have one more if there is a rest.
+        spread = [divmod(grad.shape[0], membership.size) for grad in grads]
+        starts = [membership.rank * each + min(membership.rank, rest) for each, rest in spread]
     else:
         # Each rank's rows begin where those of the previous ranks end.
         table = eager.run(call.request.backward(".rows", grouped=False), jnp.array([rows], jnp.int32))
-        starts = [
-            int(start) for start in np.asarray(table)[: membership_of(call.request.process_set, "backward").rank].sum(0)
-        ]
+        starts = [int(start) for start in np.asarray(table)[: membership.rank].sum(0)]
     return tuple(average[start : start + count] for average, start, count in zip(averages, starts, rows, strict=True))
 
 
