@@ -57,7 +57,8 @@ class MpiProcess:
 
     If the constructor starts MPI, a thread of its own makes the calls that may block, because MPI has no time limits,
     and ends MPI at the interpreter's exit. After an uncaught exception it does not end MPI, and mpirun ends the other
-    ranks. If MPI has been started before, the caller's thread makes the calls, without a time limit."""
+    ranks. If MPI has been started before without `MPI_THREAD_MULTIPLE`, the caller's thread makes the calls, without a
+    time limit."""
 
     def __init__(self, path: str, variable: str, deadline: Deadline) -> None:
         try:
@@ -92,7 +93,7 @@ class MpiProcess:
     def broadcast(self, buffer: "ctypes.Array[ctypes.c_char]", deadline: Deadline) -> None:
         """Give rank 0's `buffer` to all processes; raises `RendezvousError` at `deadline`.
 
-        Blocks without a limit if this object did not start MPI."""
+        Blocks without a limit if MPI was started before without `MPI_THREAD_MULTIPLE`."""
         byte, world = ctypes.c_void_p(self._abi.byte), ctypes.c_void_p(self._abi.world)
         self._on_thread(lambda: self._call("MPI_Bcast", buffer, len(buffer), byte, 0, world), deadline)
 
@@ -128,10 +129,14 @@ class MpiProcess:
             raise RendezvousError(f"{name} failed with code {code}")
 
     def _on_thread(self, action: Callable[[], T], deadline: Deadline) -> T:
-        """Run `action` on the thread that has started MPI; if MPI ran before, here and without a time limit."""
-        if self._thread is None:
+        """Run `action` on the thread that has started MPI; if MPI ran before, on a new thread if MPI allows that.
+
+        If not, run it here and without a time limit."""
+        if self._thread is None and not self.allows_threads():
             return action()
         try:
+            if self._thread is None:
+                return call_in_time(action, deadline)
             return self._thread.run(action, deadline.remaining())
         except TimeoutError as error:
             raise RendezvousError("MPI did not connect the processes in time; did all of them call init?") from error
