@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
-from farandole.errors import AuthenticationError, CacheError
+from farandole.errors import AuthenticationError, CacheError, ConfigError
 from farandole.handshake import authenticate, new_secret, send_frame, split_address
 from farandole.launch.channel import (
     LARGEST_MESSAGE,
@@ -149,6 +149,16 @@ def test_only_one_thread_at_a_time_sends_to_a_task(secret: bytes, monkeypatch: p
         other.join()
         relay.close(SOON)
     assert not together.is_set()
+
+
+def test_a_driver_that_may_not_open_a_connection_for_each_rank_says_so(secret: bytes) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+        with pytest.raises(ConfigError, match=r"num_proc: 1000 ranks need .* may have 1000; raise ulimit -n"):
+            DriverLog(secret, 1000, host="127.0.0.1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_stranger_is_not_heard(secret: bytes) -> None:

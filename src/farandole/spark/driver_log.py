@@ -1,6 +1,7 @@
 """Server of a job's driver, which shows the ranks' lines and messages, and collects their failures."""
 
 import contextlib
+import functools
 import json
 import logging
 import socket
@@ -14,9 +15,10 @@ from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
 from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted
-from farandole.errors import FarandoleError
+from farandole.errors import ConfigError, FarandoleError
 from farandole.handshake import join_address, recv_frame, send_frame
 from farandole.launch.failures import Failure, culprit, from_payload
+from farandole.limits import require_open_files
 from farandole.spark.exchange.access import keeper_of
 from farandole.spark.relay import LARGEST_FRAME
 
@@ -63,7 +65,8 @@ class _Peer:
 class DriverLog:
     """Server for the tasks and keepers of one job.
 
-    Listens on `host` alone, and reads messages only from peers that have proved the job's secret."""
+    Listens on `host` alone, and reads messages only from peers that have proved the job's secret. Raises `ConfigError`
+    if this process may not open a connection for each of `size` ranks."""
 
     def __init__(
         self,
@@ -97,10 +100,12 @@ class DriverLog:
         self._closing = False
         self._changed = threading.Condition()
         self._writing = threading.Lock()
+        # Every rank holds a connection until it ends.
+        require_open_files(size, f"{size} ranks", functools.partial(ConfigError, "num_proc"))
         listener = socket.create_server((host, 0), family=_family(host), backlog=BACKLOG)
         self.port = int(listener.getsockname()[1])
         self._threads: list[threading.Thread] = []
-        acceptor = Acceptor([listener], secret, me=b"driver", service="the driver's log")
+        acceptor = Acceptor([listener], secret, me=b"driver", service="the driver's log", members=size)
         self._accepting = AcceptingThread(acceptor, self._admit, name="farandole-driver-log")
 
     def address(self, host: str) -> str:
