@@ -2,9 +2,11 @@
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +15,11 @@ pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from farandole.data import CachedSource, Loader, ParquetSource, Source
+from farandole.data import CachedSource, Loader, ParquetSource, SelectedSource, Source, files
 from farandole.data.row_groups import RowGroup
+from farandole.data.sample_formats import Decode
 from farandole.errors import CacheError, ConfigError, SourceError
 from helpers.datasets import write_rows
 
@@ -180,6 +184,58 @@ def test_files_that_a_dead_job_left_unfinished_go(tmp_path: Path) -> None:
     os.utime(old, (1000, 1000))
     CachedSource(ParquetSource(str(tmp_path / "data")), tmp_path / "cache", 1 << 20)
     assert (old.exists(), new.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("kinds", [(pa.int32(), pa.int64()), (pa.int64(), pa.int32())])
+def test_rows_that_were_cached_with_narrower_integers_are_not_taken(
+    tmp_path: Path, kinds: tuple[pa.DataType, pa.DataType]
+) -> None:
+    """A file with wider integers is added after the other one was cached: both are read with the wider type."""
+    for number, kind in enumerate(kinds):
+        table = pa.table({"value": pa.array([number], kind)})
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+        source = ParquetSource(str(tmp_path))
+        cached = CachedSource(source, tmp_path / "cache", 1 << 20)
+        for _ in range(2):
+            kinds_read = {cached.read(group, ["value"]).schema.field("value").type for group in cached.row_groups}
+            assert kinds_read == {source.schema.field("value").type}
+
+
+def test_other_choices_of_the_same_rows_are_cached_apart(tmp_path: Path) -> None:
+    write_rows(tmp_path / "data", [[50]])
+    for where, expected in (([("row", "<", 25)], range(25)), ([("row", ">=", 25)], range(25, 50))):
+        chosen = SelectedSource(ParquetSource(str(tmp_path / "data")), where)
+        for source in (chosen, CachedSource(chosen, tmp_path / "other", 1 << 20)):
+            cached = CachedSource(source, tmp_path / "cache", 1 << 20)
+            assert cached.read(cached.row_groups[0], ["row"])["row"].to_pylist() == [*expected]
+
+
+def scaled(factor: int) -> Decode:
+    return lambda sample: {"row": factor * int(sample["text"])}
+
+
+def test_results_of_other_functions_are_cached_apart(tmp_path: Path) -> None:
+    (tmp_path / "1.txt").write_text("1\n2")
+    for decode, expected in ((scaled(1), [1, 2]), (scaled(5), [5, 10]), (lambda sample: {"row": 0}, [0, 0])):
+        cached = CachedSource(files(str(tmp_path / "1.txt"), decode=decode), tmp_path / "cache", 1 << 20)
+        assert cached.read(cached.row_groups[0], ["row"])["row"].to_pylist() == expected
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+    # The same function again, as in another job.
+    decoded = files(str(tmp_path / "1.txt"), decode=scaled(5))
+    CachedSource(decoded, tmp_path / "cache", 1 << 20).read(decoded.row_groups[0], ["row"])
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+
+
+def test_a_function_that_cannot_be_told_from_others_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "1.txt").write_text("1")
+    lock = threading.Lock()
+
+    def decode(sample: dict[str, Any]) -> dict[str, int]:
+        with lock:
+            return {"row": 1}
+
+    with pytest.raises(ConfigError, match=r"decode: cannot be pickled .*lock.*; let it refer only to"):
+        CachedSource(files(str(tmp_path / "1.txt"), decode=decode), tmp_path / "cache", 1 << 20)
 
 
 def test_names_of_folders_tell_columns(tmp_path: Path) -> None:

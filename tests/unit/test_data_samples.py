@@ -282,6 +282,17 @@ def test_a_cache_holds_decoded_samples(tmp_path: Path) -> None:
     assert decoded == list(range(5))
 
 
+def test_images_of_other_sizes_and_classes_are_cached_apart(tmp_path: Path) -> None:
+    write(tmp_path / "far", "images", [0, 1])
+    for size, classes in ((2, ["class1"]), (4, ["class1"]), (4, ["class0", "class1"])):
+        if len(classes) == 2:
+            (tmp_path / "far" / "class0" / "9.png").write_bytes(image(9))
+        source = CachedSource(files(str(tmp_path / "far"), size=(size, size)), tmp_path / "cache", 1 << 20)
+        (batch,) = Loader(source, batch_size=2, policy="join", reading=Reading(shuffle=False))
+        assert batch["image"].shape[1] == size  # type: ignore[union-attr]
+        assert batch["label"].tolist() == [*range(len(classes))]  # type: ignore[union-attr]
+
+
 def test_faults_of_samples_and_settings_are_named(tmp_path: Path) -> None:
     write(tmp_path / "images", "images", [2])
     write(tmp_path / "text", "text", [2])

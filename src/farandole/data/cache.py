@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from farandole.data.pruning import Bounded, Bounds
-from farandole.data.row_groups import RowGroup, Source, in_flight, recheck
+from farandole.data.row_groups import RowGroup, Source, identity_of, in_flight, recheck
 from farandole.data.versions import at_version, version_of
 from farandole.errors import CacheError, ConfigError
 
@@ -29,8 +29,9 @@ _ABANDONED = 3600.0  # seconds after which an unfinished file counts as left beh
 class CachedSource:
     """A cache of `source`: each row group is read once, and then mapped from a file in `folder`.
 
-    A cache file's name is a hash of the original's path, size and mark, of the row group, and of the columns' names. So
-    the ranks of a host, and later jobs, can share a folder, and changed files are read anew. When the folder would hold
+    A cache file's name is a hash of the original's path, size and mark, of the row group, of the columns' names and
+    types, and of what chooses or decodes the rows. So the ranks of a host, and later jobs, can share a folder, and
+    changed files are read anew. When the folder would hold
     more than `limit` bytes, the files that were used longest ago are removed; ranks that write at the same time may
     exceed the limit by a row group each. Raises `CacheError` when the folder cannot be written or the disk is full.
     """
@@ -40,6 +41,8 @@ class CachedSource:
             raise ConfigError("limit", f"must be >= 1 byte, got {limit}")
         self._source, self._folder, self._limit = source, folder, limit
         self.schema, self.row_groups = source.schema, source.row_groups
+        if self.row_groups:
+            identity_of(source, self.row_groups[0])  # raises here, not at the first read, if it is not to be had
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(f"{_UNFINISHED}*"):
@@ -75,13 +78,24 @@ class CachedSource:
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read these columns of a row group, from the cache if it holds them."""
-        path = self._folder / (_name(row_group, columns) + _SUFFIX)
+        path = self._folder / (self._name(row_group, columns) + _SUFFIX)
         found = self._load(path)
         if found is None:
             found = self._source.read(row_group, columns)
             if found.nbytes <= self._limit:
                 self._store(path, found)
         return found
+
+    def identity(self, row_group: RowGroup) -> str:
+        """See `farandole.data.row_groups.identity_of`."""
+        return identity_of(self._source, row_group)
+
+    def _name(self, row_group: RowGroup, columns: Sequence[str]) -> str:
+        file = row_group.file
+        typed = [[name, str(self.schema.field(name).type)] for name in columns]
+        rows = [row_group.number, row_group.rows, self.identity(row_group)]
+        content = json.dumps([file.path, file.size, file.mark, *rows, typed])
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _load(self, path: Path) -> pa.Table | None:
         try:
@@ -141,9 +155,3 @@ def _remove_if_abandoned(path: Path) -> None:
         return  # its rank has completed it, or another rank has removed it
     if time.time() - written > _ABANDONED:
         path.unlink(missing_ok=True)
-
-
-def _name(row_group: RowGroup, columns: Sequence[str]) -> str:
-    file = row_group.file
-    content = json.dumps([file.path, file.size, file.mark, row_group.number, row_group.rows, list(columns)])
-    return hashlib.sha256(content.encode()).hexdigest()[:32]

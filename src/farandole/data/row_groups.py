@@ -4,7 +4,7 @@ Imports no module that reads files: ranks that get a DataFrame's rows start with
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import eq
@@ -24,6 +24,7 @@ __all__ = [
     "RowGroups",
     "Source",
     "fingerprint",
+    "identity_of",
     "in_flight",
     "recheck",
     "rows_in",
@@ -148,6 +149,14 @@ def in_flight(source: Source) -> int:
     # Not a check of a protocol, which takes 20 microseconds: this is called several times for each row group.
     found: int = getattr(source, "in_flight", 0)
     return found
+
+
+def identity_of(source: Source, row_group: RowGroup) -> str:
+    """Return what distinguishes the rows of a row group from those that other sources make of the same file.
+
+    Sources that choose or decode rows have a method `identity` for that. For others, returns ""."""
+    identity: Callable[[RowGroup], str] | None = getattr(source, "identity", None)
+    return "" if identity is None else identity(row_group)
 
 
 def recheck(source: Source) -> None:

@@ -1,13 +1,16 @@
 """Source of samples in files that are not tables: images, text, JSON lines, tar shards, bytes."""
 
 import fnmatch
+import hashlib
 import io
 import itertools
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, TypeAlias
 
+import cloudpickle
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, from_first, place_in, together
@@ -104,6 +107,23 @@ class FileSource:
         first = together(lambda: self._decoded(self.row_groups[0], most=1), gather)
         self.schema = together(lambda: schema_of(first[0][1], first[0][0]), gather)
         self._row_bytes = columns_of([first[0][1]], [first[0][0]], self.schema)
+
+    def identity(self, row_group: RowGroup) -> str:
+        """See `farandole.data.row_groups.identity_of`; raises `ConfigError` if `decode` cannot be pickled."""
+        return self._identity
+
+    @cached_property
+    def _identity(self) -> str:
+        decode = self._decode
+        if decode == self._format.decode:
+            return repr(self._format)
+        try:
+            # cloudpickle pickles functions of imported modules by name, so their code is added.
+            pickled = cloudpickle.dumps((decode, getattr(decode, "__code__", None)))
+        except Exception as error:  # pickling calls methods of any objects
+            problem = f"cannot be pickled ({error}), so no cache can tell its results from those of another function"
+            raise ConfigError("decode", f"{problem}; let it refer only to objects that can be pickled") from error
+        return f"{self._format!r} {hashlib.sha256(pickled).hexdigest()}"
 
     @property
     def least_window(self) -> int:

@@ -1,5 +1,6 @@
 """Source of the rows that a condition or predicate chooses, which are counted when it is made."""
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from farandole.data.fields import check_names
 from farandole.data.pruning import Bounded, Bounds, Condition, may_hold, rows_that_hold
-from farandole.data.row_groups import RowGroup, Source, in_flight, recheck
+from farandole.data.row_groups import RowGroup, Source, identity_of, in_flight, recheck
 from farandole.data.settings import check_source
 from farandole.data.versions import at_version, version_of
 from farandole.errors import ConfigError, DataError
@@ -84,6 +85,11 @@ class SelectedSource:
         whole, bits = self._bits[row_group]
         mask = np.unpackbits(bits, count=whole.rows).astype(bool)
         return self._source.read(whole, columns).filter(pa.array(mask))
+
+    def identity(self, row_group: RowGroup) -> str:
+        """See `farandole.data.row_groups.identity_of`: which rows are chosen."""
+        whole, bits = self._bits[row_group]
+        return f"{identity_of(self._source, whole)} {whole.rows} {hashlib.sha256(bits.tobytes()).hexdigest()}"
 
     def bounds(self, column: str) -> Bounds | None:
         """Return the source's bounds of a column, which hold for the chosen rows, too; None if it has none."""
