@@ -11,7 +11,7 @@ import pytest
 from farandole.compat.horovodrun import make_parser
 from farandole.compat.mpirun import read_options
 from farandole.errors import ConfigError, SlotsTimeout
-from farandole.launch.discovery import Discovery
+from farandole.launch.discovery import Discovery, run_script
 from farandole.launch.options import Given
 from helpers.flyte import loop, settings
 from helpers.installed import require
@@ -109,6 +109,18 @@ def test_a_discovery_script_of_ones_own(tmp_path: Path) -> None:
     script.write_text(f"echo a\n[ -f {tmp_path}/seen ] && echo b\ntouch {tmp_path}/seen\n")
     patient = Discovery(least=None, most=None, slots=2, script=script, patience=timedelta(seconds=60))
     assert patient.wait(4, timedelta(0)) == "a:2,b:2"
+
+
+@pytest.mark.parametrize("first", ["#!/usr/bin/env python3", "#!/bin/bash", None])
+def test_a_discovery_script_in_any_language(tmp_path: Path, first: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "hosts"
+    program = "print(*[f'h{number}:2' for number in range(3)])"
+    if first != "#!/usr/bin/env python3":
+        program = "hosts=(h0:2 h1:2 h2:2); echo ${hosts[*]}" if first else "echo h0:2 h1:2 h2:2"
+    script.write_text(f"{first}\n{program}\n" if first else f"{program}\n")
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    assert run_script(Path("hosts")) == ["h0:2", "h1:2", "h2:2"]
 
 
 def test_the_line_of_mpi_job_is_read_as_it_is() -> None:

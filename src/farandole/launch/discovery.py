@@ -1,6 +1,7 @@
 """Elastic options of `horovodrun`, for a job of a fixed size whose hosts a script names."""
 
 import argparse
+import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -81,10 +82,13 @@ def add_discovery_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_script(script: Path) -> Sequence[str]:
-    """Return the words that `script` prints; raises `ConfigError` when it fails."""
+    """Return the words that `script` prints; raises `ConfigError` when it fails.
+
+    Executes the script; one that is not executable, as a file of a ConfigMap, is a script of sh."""
+    # By sh, which takes scripts without "#!", too.
+    words = ["sh", "-c", '"$0"', str(script.absolute())] if os.access(script, os.X_OK) else ["sh", str(script)]
     try:
-        # A file of a ConfigMap may not be executable.
-        done = subprocess.run(["sh", script], capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise ConfigError(OPTION, f"{script} did not end within {SECONDS} s") from error
     if done.returncode != 0:
