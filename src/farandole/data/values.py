@@ -101,16 +101,18 @@ def own_rows(values: Values) -> Values:
 def gather_rows(parts: list[Values], rows: NDArray[np.int64], scratch: dict[str, NDArray[Any]], name: str) -> Values:
     """Return a copy of these rows, in this order; rows are numbered over all parts, laid end to end.
 
-    Arrays are concatenated in `scratch[name]`, which is replaced if it is too small."""
+    Arrays are concatenated in `scratch[name]`, which is replaced if it is too small or of another type. The type of the
+    result holds the values of all parts."""
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if not arrays or len(parts) == 1:
         return pick_rows(join_values(parts), rows)
+    kind = np.result_type(*{array.dtype for array in arrays})
     count = sum(len(array) for array in arrays)
     if count == len(arrays):  # one row per part, as with image files: copied once
-        picked = empty_aligned((len(rows), *arrays[0].shape[1:]), arrays[0].dtype)
+        picked = empty_aligned((len(rows), *arrays[0].shape[1:]), kind)
         return np.concatenate([arrays[row] for row in rows.tolist()], out=picked) if len(rows) else picked
-    if name not in scratch or len(scratch[name]) < count:
-        scratch[name] = np.empty((count, *arrays[0].shape[1:]), arrays[0].dtype)
+    if name not in scratch or len(scratch[name]) < count or scratch[name].dtype != kind:
+        scratch[name] = np.empty((count, *arrays[0].shape[1:]), kind)
     return pick_rows(np.concatenate(arrays, out=scratch[name][:count]), rows)
 
 
