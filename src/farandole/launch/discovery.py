@@ -56,7 +56,7 @@ class Discovery:
         Runs the script again until then. Blocks up to `patience`, or else `timeout`; then raises `SlotsTimeout`."""
         if self.script is None:
             return None
-        deadline = time.monotonic() + (self.patience or timeout).total_seconds()
+        deadline = time.monotonic() + (timeout if self.patience is None else self.patience).total_seconds()
         while True:
             hosts = parse_script_hosts(run_script(self.script), self.slots or 1)
             free = sum(host.slots for host in hosts)
