@@ -5,9 +5,11 @@ import queue
 import resource
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
+from farandole.dialer import dial
 from farandole.errors import AuthenticationError, CacheError, ConfigError
 from farandole.handshake import authenticate, new_secret, send_frame, split_address
 from farandole.launch.channel import (
@@ -159,6 +162,45 @@ def test_a_driver_that_may_not_open_a_connection_for_each_rank_says_so(secret: b
             DriverLog(secret, 1000, host="127.0.0.1")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_connection_without_traffic_is_kept_alive_by_both_ends(
+    secret: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialed: list[socket.socket] = []
+
+    def recorded(*args: Any, **options: Any) -> tuple[socket.socket, bytes]:
+        connection, who = dial(*args, **options)
+        dialed.append(connection)
+        return connection, who
+
+    monkeypatch.setattr("farandole.spark.relay.dial", recorded)
+    cancelled = threading.Event()
+    with DriverLog(secret, 1, host="127.0.0.1") as log:
+        log.cancel("here")
+        relay = relay_to(log, 0, secret, lambda reason: cancelled.set())
+        assert cancelled.wait(SOON.total_seconds())
+        for connection in [*dialed, *(peer.connection for peer in log._peers)]:
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
+        assert len(dialed) == len(log._peers) == 1
+        relay.close(SOON)
+
+
+def test_a_rank_that_has_lost_the_driver_does_not_blame_its_address(
+    secret: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    cancelled = threading.Event()
+    with DriverLog(secret, 1, host="127.0.0.1") as log:
+        relay = relay_to(log, 0, secret, lambda reason: cancelled.set())
+        log.cancel("here")
+        assert cancelled.wait(SOON.total_seconds())
+    give_up = time.monotonic() + SOON.total_seconds()
+    while not caplog.messages and time.monotonic() < give_up:
+        relay.send("log", {"text": "x"})
+    relay.close(SOON)
+    assert "rank 0 has lost its connection to the driver's log" in caplog.text
+    assert "spark.driver.host" not in caplog.text
 
 
 def test_a_stranger_is_not_heard(secret: bytes) -> None:

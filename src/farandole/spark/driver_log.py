@@ -19,8 +19,9 @@ from farandole.errors import ConfigError, FarandoleError
 from farandole.handshake import join_address, recv_frame, send_frame
 from farandole.launch.failures import Failure, culprit, from_payload
 from farandole.limits import require_open_files
+from farandole.spark.addresses import keep_alive
 from farandole.spark.exchange.access import keeper_of
-from farandole.spark.relay import LARGEST_FRAME
+from farandole.spark.relay import LARGEST_FRAME, SILENT
 
 __all__ = ["DriverLog", "OnMessage", "Show", "Verbosity", "show_on_console"]
 
@@ -33,8 +34,8 @@ Show: TypeAlias = Callable[[str, str], None]  # "stdout" or "stderr", whole line
 CLOSE_TIMEOUT = timedelta(seconds=10)  # for a connection's thread to end
 
 VANISHED = (
-    "its Spark task ended without a report: its executor was lost, or its Python process was killed "
-    "(the system's out-of-memory killer does that); see the executor's log"
+    "its Spark task ended without a report: its executor or its connection to the driver was lost, or its Python "
+    "process was killed (the system's out-of-memory killer does that); see the executor's log"
 )
 
 _KEEPER = -1  # in place of a rank, for connections of keepers: see exchange/keeper.py
@@ -206,6 +207,7 @@ class DriverLog:
     def _serve(self, peer: _Peer) -> None:
         try:
             with peer.connection:
+                keep_alive(peer.connection, SILENT)
                 self._welcome(peer)
                 while True:
                     self._handle(peer, json.loads(recv_frame(peer.connection, LARGEST_FRAME)))

@@ -11,12 +11,14 @@ from datetime import timedelta
 from farandole.dialer import dial
 from farandole.errors import FarandoleError
 from farandole.handshake import Deadline, recv_frame, send_frame
+from farandole.spark.addresses import keep_alive
 
-__all__ = ["LARGEST_FRAME", "Relay"]
+__all__ = ["LARGEST_FRAME", "SILENT", "Relay"]
 
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = timedelta(seconds=10)
+SILENT = timedelta(minutes=4)  # after which a connection to a lost machine ends; firewalls forget idle ones later
 LARGEST_FRAME = 16 << 20  # bytes; above any batch of lines, messages and one failure
 MOST_WAITING = 10_000  # messages; lines of a rank that prints faster than the driver reads are dropped and counted
 BATCH_BYTES = 1 << 20
@@ -26,8 +28,8 @@ class Relay:
     """Sender of one rank's messages to the driver's log, on a thread of its own.
 
     `on_cancel` receives the driver's reason to end the rank. `on_met` receives the "meet" texts of all ranks, in rank
-    order, once all ranks have sent one. If the driver cannot be reached, the relay logs a warning, and training
-    continues."""
+    order, once all ranks have sent one. If the driver cannot be reached, or no longer, the relay logs a warning, and
+    training continues."""
 
     def __init__(
         self,
@@ -69,10 +71,13 @@ class Relay:
         self._thread.join(patience.total_seconds())
 
     def _run(self) -> None:
+        problem, remedy = "cannot reach", ". Executors must be able to connect to spark.driver.host"
         try:
             me = str(self._rank).encode()
             connection, _ = dial(self._address, self._secret, me=me, deadline=Deadline(CONNECT_TIMEOUT))
+            problem, remedy = "has lost its connection to", ""
             with connection:
+                keep_alive(connection, SILENT)
                 threading.Thread(
                     target=self._listen, args=(connection,), name=f"farandole-cancel-{self._rank}", daemon=True
                 ).start()
@@ -80,9 +85,8 @@ class Relay:
                 connection.shutdown(socket.SHUT_RDWR)
         except (OSError, FarandoleError) as error:
             log.warning(
-                "rank %d cannot reach the driver's log at %s (%s); its output is in this executor's log only. "
-                "Executors must be able to connect to spark.driver.host",
-                self._rank, self._address, error,
+                "rank %d %s the driver's log at %s (%s); its output is in this executor's log only%s",
+                self._rank, problem, self._address, error, remedy,
             )  # fmt: skip
         finally:
             with self._changed:
