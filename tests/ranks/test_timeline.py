@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import farandole.numpy as hvd
+from farandole._native import TraceText
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.default import use
@@ -226,7 +227,11 @@ def test_when_there_is_nothing_to_start_or_to_stop(caplog: pytest.LogCaptureFixt
 def test_a_full_disk_ends_the_timeline_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     with Context(SoloRendezvous()) as context, use(context), caplog.at_level(logging.ERROR):
         hvd.start_timeline("/dev/full")
+        hvd.stop_timeline()
         assert hvd.allreduce(np.ones(4), name="x").tolist() == [1, 1, 1, 1]
+        text = TraceText(0)
+        text.take(context.engine, "")
+        assert text.next() == b""  # nothing is kept for a file that does not exist
     assert "the timeline ends here: it cannot be written any more" in caplog.text
 
 

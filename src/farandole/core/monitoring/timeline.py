@@ -47,7 +47,7 @@ class Timeline:
     def start(self, path: str | os.PathLike[str], *, mark_plans: bool = False) -> None:
         """Complete the current file, if any, and write events from now on to `timeline_path(path, rank)`.
 
-        With `mark_plans` each plan is marked. Raises `ConfigError` if the file cannot be written; the current file then
+        With `mark_plans` each plan is marked. Raises `ConfigError` if the file cannot be opened; the current file then
         goes on. Raises `InvalidRequest` in a process forked from the rank."""
         self._require_own_process()
         if os.path.isdir(path):
@@ -64,9 +64,10 @@ class Timeline:
             with self._writing:
                 self._file, self._text, self._dropped = file, TraceText(self._rank), 0
                 self._marks_plans = mark_plans
-                self._append({"name": "process_name", "ph": "M", "pid": self._rank, "args": self._about})
                 for engine in self._engines:
                     engine.start_trace(mark_plans)
+                # Afterwards, because a failed write stops the traces.
+                self._append({"name": "process_name", "ph": "M", "pid": self._rank, "args": self._about})
             self._stop.clear()
             self._thread = threading.Thread(target=self._run, name="farandole-timeline", daemon=True)
             self._thread.start()
