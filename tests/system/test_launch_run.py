@@ -95,6 +95,19 @@ def test_leaving_well_is_none(code: object) -> None:
     assert farandole.run(leave, (code,), num_proc=2) == [None, None]
 
 
+@by_value
+def return_without_output() -> str:
+    if os.environ["FARANDOLE_RANK"] == "0":
+        sys.stdout.close()
+    else:
+        sys.stdout = None
+    return "value"
+
+
+def test_a_value_needs_no_output() -> None:
+    assert farandole.run(return_without_output, num_proc=2) == ["value", "value"]
+
+
 def test_an_exception_that_does_not_unpickle_comes_in_parts() -> None:
     @by_value
     def main() -> None:

@@ -15,7 +15,7 @@ from farandole.dialer import dial
 from farandole.errors import AuthenticationError, ConfigError, RendezvousError
 from farandole.handshake import Deadline, recv_frame, send_frame
 from farandole.launch.channel import WorkerFailure
-from farandole.launch.worker import run_call
+from farandole.launch.worker import flush_output, run_call
 
 __all__ = ["ADDRESSES", "LARGEST_CALL", "SECRET", "main"]
 
@@ -33,8 +33,7 @@ def main() -> int:
         paths, payload = pickle.loads(recv_frame(launcher, LARGEST_CALL))
         sys.path[:] = paths  # makes the launcher's modules importable here
         outcome = run_call(payload)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
         send_frame(launcher, pickle.dumps(outcome))
     return outcome.code if isinstance(outcome, WorkerFailure) else 0
 

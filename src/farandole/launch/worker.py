@@ -1,5 +1,6 @@
 """Worker for one rank, started as `python -m farandole.launch.worker`: runs one pickled call, reports its outcome."""
 
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -17,7 +18,7 @@ from farandole.launch.exceptions import dump_exception
 from farandole.launch.failures import is_consequence
 from farandole.launch.pickling import dumps, find_unpicklable
 
-__all__ = ["Runner", "main", "run_call"]
+__all__ = ["Runner", "flush_output", "main", "run_call"]
 
 # Function that makes the call in the worker. It gets the channel, the orders, the function and its arguments.
 Runner: TypeAlias = Callable[[WorkerEnd, Orders, Callable[..., object], Sequence[object], Mapping[str, object]], object]
@@ -32,10 +33,16 @@ def main() -> int:
         paths, runner, payload = channel.receive_call()
         sys.path[:] = paths  # the launcher's modules can be imported here, too
         outcome = run_call(payload, channel, runner)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
         channel.send_outcome(outcome)
     return outcome.code if isinstance(outcome, WorkerFailure) else 0
+
+
+def flush_output() -> None:
+    """Flush stdout and stderr as far as possible: the function may have closed, replaced or removed them."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the interpreter's exit tries again, and has code 120 if that fails
+            stream.flush()
 
 
 def run_call(payload: bytes, channel: WorkerEnd | None = None, runner: str = "") -> Outcome:
