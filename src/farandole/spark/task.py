@@ -151,8 +151,9 @@ class Task:
         finally:
             for rank, failed in failures.items():
                 self._relays[rank].send("failed", to_payload(failed), must=True)
+            until = time.monotonic() + FLUSH.total_seconds()
             for relay in self._relays.values():
-                relay.close(FLUSH)
+                relay.close(_left(until))
         if not failures:
             return {rank: call.value() for rank, call in self._calls.items()}
         failure = culprit([*failures.values()])
@@ -294,13 +295,14 @@ class Task:
         return own
 
     def _wait_for_end(self) -> None:
-        """Wait until all ranks have ended, or until one has failed and each other one had `GRACE` to fail, too."""
+        """Wait until all ranks have ended, or until one has failed and the others had `GRACE` to fail, too."""
         # Without a deadline, because trainings take days. When the job ends, Spark ends this process with SIGKILL.
         left = len(self.ranks)
         while left and not self._has_failed():
             left -= self._events.get()[0] == "ended"
+        until = time.monotonic() + GRACE.total_seconds()
         for call in self._calls.values():
-            call.wait(GRACE)
+            call.wait(_left(until))
 
     def _on_line(self, rank: int, stream: str, line: str) -> None:
         if self.plan.echo:
@@ -348,3 +350,8 @@ class Task:
             for rank in self.ranks
         ]
         return {first.rank: first} | {each.rank: dataclasses.replace(each, consequence=True) for each in others}
+
+
+def _left(until: float) -> timedelta:
+    """Return the time from now until `until`, as `time.monotonic` counts; zero if that is over."""
+    return timedelta(seconds=max(0.0, until - time.monotonic()))
