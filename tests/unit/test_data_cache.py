@@ -117,6 +117,33 @@ def test_the_limit_holds_and_the_longest_unused_goes(tmp_path: Path) -> None:
     assert source.reads == before + 1
 
 
+def test_storing_many_row_groups_lists_the_folder_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, listed, listings = write_rows(tmp_path / "data", [[1] * 100]), os.scandir, 0
+
+    def scandir(path: str) -> object:
+        nonlocal listings
+        listings += 1
+        return listed(path)
+
+    cached = CachedSource(ParquetSource(str(tmp_path / "data")), tmp_path / "cache", 1 << 30)
+    monkeypatch.setattr("os.scandir", scandir)
+    for group in cached.row_groups:
+        cached.read(group, ["row"])
+    assert listings <= 2
+    assert len(list((tmp_path / "cache").iterdir())) == rows
+
+
+def test_the_limit_holds_with_many_row_groups(tmp_path: Path) -> None:
+    write_rows(tmp_path / "data", [[1] * 400])
+    source = ParquetSource(str(tmp_path / "data"))
+    one = held_by_one(source, tmp_path / "one")
+    limit = 300 * one
+    cached = CachedSource(source, tmp_path / "cache", limit)
+    for group in cached.row_groups:
+        cached.read(group, ["row"])
+    assert limit * 0.98 < held(tmp_path / "cache") <= limit + one
+
+
 def held_by_one(source: Source, folder: Path) -> int:
     CachedSource(source, folder, 1 << 20).read(source.row_groups[0], ["row"])
     return held(folder)

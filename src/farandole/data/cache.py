@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 
 _SUFFIX = ".arrow"
 _UNFINISHED = ".unfinished-"
+# The folder is listed once for each of so many parts of its limit: listing it for each row group would take a time that
+# grows with the number of files.
+_PARTS = 128
 _ABANDONED = 3600.0  # seconds after which an unfinished file counts as left behind
 
 
@@ -31,15 +35,16 @@ class CachedSource:
 
     A cache file's name is a hash of the original's path, size and mark, of the row group, of the columns' names and
     types, and of what chooses or decodes the rows. So the ranks of a host, and later jobs, can share a folder, and
-    changed files are read anew. When the folder would hold
-    more than `limit` bytes, the files that were used longest ago are removed; ranks that write at the same time may
-    exceed the limit by a row group each. Raises `CacheError` when the folder cannot be written or the disk is full.
+    changed files are read anew. When the folder would hold more than `limit` bytes, the files that were used longest
+    ago are removed; ranks that write at the same time may exceed the limit by a hundredth, or a row group, each. Raises
+    `CacheError` when the folder cannot be written or the disk is full.
     """
 
     def __init__(self, source: Source, folder: Path, limit: int) -> None:
         if limit < 1:
             raise ConfigError("limit", f"must be >= 1 byte, got {limit}")
         self._source, self._folder, self._limit = source, folder, limit
+        self._room = 0  # bytes to write before the folder is listed again; threads may count a file too few
         self.schema, self.row_groups = source.schema, source.row_groups
         if self.row_groups:
             identity_of(source, self.row_groups[0])  # raises here, not at the first read, if it is not to be had
@@ -115,8 +120,10 @@ class CachedSource:
             self._make_room(table.nbytes)
             descriptor, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self._folder)
             try:
-                with os.fdopen(descriptor, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-                    writer.write_table(table)
+                with os.fdopen(descriptor, "wb") as file:
+                    with pa.ipc.new_file(file, table.schema) as writer:
+                        writer.write_table(table)
+                    self._room -= file.tell()
                 try:
                     os.replace(name, path)
                 except FileNotFoundError:
@@ -133,19 +140,23 @@ class CachedSource:
 
     def _make_room(self, nbytes: int) -> None:
         """Remove the files that were used longest ago. A process that has mapped one of them keeps its rows."""
+        if nbytes <= self._room:
+            return
         entries = []
-        for path in self._folder.glob(f"*{_SUFFIX}"):
-            try:
-                found = path.stat()
-            except FileNotFoundError:
-                continue  # another rank has removed it
-            entries.append((found.st_mtime_ns, found.st_size, path))
+        with os.scandir(self._folder) as listed:
+            for entry in listed:
+                if entry.name.endswith(_SUFFIX):
+                    with suppress(FileNotFoundError):  # another rank has removed it
+                        found = entry.stat()
+                        entries.append((found.st_mtime_ns, found.st_size, entry.path))
         held = sum(size for _, size, _ in entries)
+        room = max(nbytes, self._limit // _PARTS)
         for _, size, path in sorted(entries):
-            if held + nbytes <= self._limit:
+            if held + room <= self._limit:
                 break
-            path.unlink(missing_ok=True)
+            Path(path).unlink(missing_ok=True)
             held -= size
+        self._room = room
 
 
 def _remove_if_abandoned(path: Path) -> None:
