@@ -2,10 +2,8 @@
 
 import inspect
 import logging
-import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +21,7 @@ from farandole.lightning.packages import package_of
 from farandole.lightning.stepping import stepping
 from farandole.spark.lightning import LightningEstimator, LightningModel
 from farandole.spark.trainers.lightning_data import ahead, queue_length
-from farandole.spark.trainers.lightning_files import moved, upload
+from farandole.spark.trainers.lightning_files import moved
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -210,22 +208,6 @@ def test_a_thread_makes_values_ahead_and_ends() -> None:
 
 def test_lengths_of_queues() -> None:
     assert [queue_length(asked, 8) for asked in (None, 0, 0.0, 3, 0.25, 0.01, 1.0)] == [0, 0, 0, 3, 2, 1, 8]
-
-
-def test_files_are_copied_when_they_have_changed(tmp_path: Path) -> None:
-    copies: list[tuple[str, bytes]] = []
-    store: Any = type("Store", (), {"write": lambda self, path, content: copies.append((path, content))})()
-    (tmp_path / "below").mkdir()
-    (tmp_path / "best.ckpt").write_bytes(b"one")
-    (tmp_path / "below" / "profile.txt").write_bytes(b"two")
-    copied: dict[Path, int] = {}
-    for _ in range(2):
-        upload(store, tmp_path, "runs/a", copied)
-        assert sorted(copies) == [("runs/a/below/profile.txt", b"two"), ("runs/a/best.ckpt", b"one")]
-    (tmp_path / "best.ckpt").write_bytes(b"three")
-    os.utime(tmp_path / "best.ckpt", ns=(1, 1))
-    upload(store, tmp_path, "runs/a", copied)
-    assert copies[2:] == [("runs/a/best.ckpt", b"three")]
 
 
 def test_paths_of_an_earlier_attempt_are_moved() -> None:

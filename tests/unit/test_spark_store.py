@@ -14,6 +14,7 @@ pytest.importorskip("fsspec")
 
 from farandole.errors import ConfigError
 from farandole.spark.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
+from farandole.spark.trainers.mirror import Mirror
 from helpers.hadoop import Hadoop, hadoop_in_memory
 
 
@@ -65,13 +66,23 @@ def test_files_of_a_process_that_was_killed_while_it_wrote_are_removed(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_upload_copies_each_file(store: FilesystemStore, tmp_path: Path) -> None:
-    folder = tmp_path / "events"
-    folder.mkdir()
-    (folder / "a").write_bytes(b"1")
-    (folder / "b").write_bytes(b"2")
-    store.upload(folder, store.get_logs_path("run"))
-    assert [store.read(store.get_logs_path("run") + name) for name in ("/a", "/b")] == [b"1", b"2"]
+def test_a_mirror_copies_new_and_changed_files_and_removes_others(store: FilesystemStore, tmp_path: Path) -> None:
+    folder, path = tmp_path / "kept", store.get_run_path("run")
+    (folder / "below").mkdir(parents=True)
+    (folder / "best").write_bytes(b"one")
+    (folder / "below" / "profile").write_bytes(b"two")
+    store.write(f"{path}/checkpoint", b"of another writer")
+    mirror = Mirror(folder, store, path)
+    mirror.update()
+    assert [store.read(f"{path}/{name}") for name in ("best", "below/profile")] == [b"one", b"two"]
+    store.write(f"{path}/best", b"not written again")
+    mirror.update()
+    assert store.read(f"{path}/best") == b"not written again"
+    (folder / "best").write_bytes(b"three")
+    (folder / "below" / "profile").unlink()
+    mirror.update()
+    assert [store.read(f"{path}/{name}") for name in ("best", "below/profile")] == [b"three", None]
+    assert store.read(f"{path}/checkpoint") == b"of another writer"
 
 
 def test_a_relative_path_means_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

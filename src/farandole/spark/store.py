@@ -173,10 +173,9 @@ class FilesystemStore:
             # An object store makes an upload visible once it is complete.
             files.pipe_file(path, content)
 
-    def upload(self, folder: Path, path: str) -> None:
-        """Copy the files of a local folder to `path`."""
-        for each in folder.iterdir():
-            self.write(posixpath.join(path, each.name), each.read_bytes())
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self._files().rm_file(path)
 
     def _files(self) -> fsspec.AbstractFileSystem:
         return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]

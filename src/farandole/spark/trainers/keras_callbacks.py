@@ -11,6 +11,7 @@ import numpy as np
 
 import farandole.keras as hvd
 from farandole.core.operations.objects import allgather_object
+from farandole.spark.trainers.mirror import Mirror
 from farandole.spark.trainers.report import Meter, Record
 from farandole.spark.trainers.run import Run, sum_over_ranks
 
@@ -126,16 +127,17 @@ class EpochEnd(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships n
 
     def __init__(self, trainer: _Trainer, folder: Path) -> None:
         super().__init__()
-        self._trainer, self._run, self._folder = trainer, trainer.run, folder
+        self._trainer, self._run = trainer, trainer.run
+        store = self._run.plan.store
+        self._mirror = None if store is None else Mirror(folder, store, store.get_run_path(self._run.plan.run_id))
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         """Write the checkpoint, and upload the files that the user's ModelCheckpoint has written. A collective."""
         stops: bool = any(allgather_object(bool(self.model.stop_training)))
         self.model.stop_training = stops
         self._run.finish(epoch, self._trainer.record, self._trainer.outputs, stopped=stops)
-        store = self._run.plan.store
-        if store is not None and any(self._folder.iterdir()):
-            store.upload(self._folder, store.get_run_path(self._run.plan.run_id))
+        if self._mirror is not None:
+            self._mirror.update()
 
 
 class _Losses:

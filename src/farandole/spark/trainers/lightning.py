@@ -22,9 +22,10 @@ from farandole.lightning.ranks import strategy_class
 from farandole.spark.trainers.first_row import SHAPE_ERRORS, first_line, refused_model
 from farandole.spark.trainers.lightning_callbacks import curves_logger, epochs_callback, seed_everything
 from farandole.spark.trainers.lightning_data import Loader, Tensors, queue_length
-from farandole.spark.trainers.lightning_files import BestWeights, dumped, loaded, moved, upload
+from farandole.spark.trainers.lightning_files import BestWeights, dumped, loaded, moved
 from farandole.spark.trainers.lightning_plain import Losses, wrapped
 from farandole.spark.trainers.lightning_strategy import KEPT, InSteps
+from farandole.spark.trainers.mirror import Mirror
 from farandole.spark.trainers.module_batches import module_arguments
 from farandole.spark.trainers.report import Meter, Record
 from farandole.spark.trainers.run import Run, RunPlan, sum_over_ranks
@@ -96,7 +97,9 @@ class LightningTrainer:
         self.trainer = self._trainer()
         self.meter, self.loss = Meter(()), [0.0, 0.0]  # of the epoch; the sum of the rows' losses, and the rows
         self._best, self._whole = BestWeights(), b""
-        self._copied: dict[Path, int] = {}  # uploaded files, see `upload`
+        self._mirror = None
+        if run.rank == 0 and store is not None and not store.is_local:
+            self._mirror = Mirror(self.folder, store, store.get_run_path(job.plan.run_id))
         self._restored = False
 
     def restore(self, state: bytes) -> None:
@@ -208,9 +211,8 @@ class LightningTrainer:
             values = {"lightning": content, "best": self._best.weights, "prefix": self._prefix}
             self._whole = dumped({**values, "folder": str(self.folder)}, checked=not self._whole)
         run.finish(run.checkpoint.epoch, record, self.outputs, stopped=stopped)
-        store = run.plan.store
-        if run.rank == 0 and store is not None and not store.is_local:
-            upload(store, self.folder, store.get_run_path(run.plan.run_id), self._copied)
+        if self._mirror is not None:
+            self._mirror.update()
 
     def _logged(self) -> Record:
         """Return the logged values: means over ranks, weighted by their rows. A collective."""

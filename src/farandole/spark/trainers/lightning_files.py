@@ -1,7 +1,6 @@
 """Files and weights that a Lightning trainer's callbacks write."""
 
 import io
-import posixpath
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,9 @@ from typing import Any
 import torch
 
 from farandole.errors import ConfigError
-from farandole.spark.store import FilesystemStore
 from farandole.spark.trainers.torch_devices import on_cpu
 
-__all__ = ["BestWeights", "dumped", "loaded", "moved", "upload", "weights_of"]
+__all__ = ["BestWeights", "dumped", "loaded", "moved", "weights_of"]
 
 
 class BestWeights:
@@ -76,13 +74,3 @@ def moved(value: Any, old: str, new: str) -> Any:
     if isinstance(value, str) and (value == old or value.startswith(f"{old}/")):
         return new + value.removeprefix(old)
     return value
-
-
-def upload(store: FilesystemStore, folder: Path, path: str, copied: dict[Path, int]) -> None:
-    """Copy the new and changed files of a local folder and its subfolders to `path`.
-
-    `copied` holds the modification time of each file that was copied; this function updates it."""
-    for each in folder.rglob("*"):
-        if each.is_file() and copied.get(each) != (written := each.stat().st_mtime_ns):
-            copied[each] = written
-            store.write(posixpath.join(path, each.relative_to(folder).as_posix()), each.read_bytes())

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from farandole.event_file import EventFile
 from farandole.spark.history import epoch_points
 from farandole.spark.store import FilesystemStore
+from farandole.spark.trainers.mirror import Mirror
 
 Record: TypeAlias = dict[str, float]  # the values of one epoch: "epoch", "loss", "val_loss", "seconds", ...
 
@@ -54,9 +55,10 @@ class Curves:
     """Rank 0's TensorBoard file, in the store; a remote store gets a copy after each epoch."""
 
     def __init__(self, store: FilesystemStore, run_id: str) -> None:
-        self._store, self._folder = store, store.get_logs_path(run_id)
+        folder = store.get_logs_path(run_id)
         self._here = None if store.is_local else tempfile.TemporaryDirectory(prefix="farandole-events-")
-        self._events = EventFile(Path(self._here.name if self._here else self._folder))
+        self._mirror = None if self._here is None else Mirror(Path(self._here.name), store, folder)
+        self._events = EventFile(Path(self._here.name if self._here else folder))
 
     def add_step(self, loss: float, step: int) -> None:
         """Add the loss of one of rank 0's batches."""
@@ -70,8 +72,8 @@ class Curves:
         """Add an epoch's values; flush the file, and copy it to a remote store."""
         self._events.scalars(epoch_points(record), step)
         self._events.flush()
-        if self._here is not None:
-            self._store.upload(Path(self._here.name), self._folder)
+        if self._mirror is not None:
+            self._mirror.update()
 
     def close(self) -> None:
         """Close the file; a remote store keeps the copy from the last finished epoch."""
