@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data import CachedSource, Loader, ParquetSource, SelectedSource, Source, files
-from farandole.data.row_groups import RowGroup
+from farandole.data.row_groups import RowGroup, least_window
 from farandole.data.sample_formats import Decode
 from farandole.errors import CacheError, ConfigError, SourceError
 from helpers.datasets import write_rows
@@ -251,6 +251,14 @@ def test_results_of_other_functions_are_cached_apart(tmp_path: Path) -> None:
     decoded = files(str(tmp_path / "1.txt"), decode=scaled(5))
     CachedSource(decoded, tmp_path / "cache", 1 << 20).read(decoded.row_groups[0], ["row"])
     assert len(list((tmp_path / "cache").iterdir())) == 3
+
+
+def test_windows_do_not_grow_when_whole_files_are_cached_or_selected(tmp_path: Path) -> None:
+    (tmp_path / "1.bin").write_bytes(b"1")
+    source = files(str(tmp_path / "1.bin"), format="bytes")
+    cached = CachedSource(source, tmp_path / "cache", 1 << 20)
+    for each in (source, cached, SelectedSource(cached, [("data", "=", b"1")])):
+        assert least_window(each) == 1
 
 
 def test_a_function_that_cannot_be_told_from_others_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from farandole.data.pruning import Bounded, Bounds
-from farandole.data.row_groups import RowGroup, Source, identity_of, in_flight, recheck
+from farandole.data.row_groups import RowGroup, Source, identity_of, in_flight, least_window, recheck
 from farandole.data.versions import at_version, version_of
 from farandole.errors import CacheError, ConfigError
 
@@ -71,6 +71,11 @@ class CachedSource:
     def at(self, version: int) -> "CachedSource":
         """Return a cache, in the same folder, of another version of the source."""
         return CachedSource(at_version(self._source, version), self._folder, self._limit)
+
+    @property
+    def least_window(self) -> int:
+        """See `farandole.data.row_groups.least_window`."""
+        return least_window(self._source)
 
     @property
     def in_flight(self) -> int:

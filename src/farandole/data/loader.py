@@ -16,7 +16,7 @@ from farandole.data.order import Order, choose_lanes
 from farandole.data.plans import GlobalPlan, LocalPlan, Policy
 from farandole.data.reading import Reading, checked_meanwhile, read_pieces, transformed
 from farandole.data.rounds import Columns, Reader
-from farandole.data.row_groups import Mixed, RowGroup, Source, fingerprint, in_flight, rows_in
+from farandole.data.row_groups import RowGroup, Source, fingerprint, in_flight, least_window, rows_in
 from farandole.data.settings import check_loader, check_source
 from farandole.data.shard_source import is_own
 from farandole.data.state import NO_SEED, NO_VERSION, State
@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 # order, of each rank's part of a round), and the bytes of one row group of each lane.
 ROUND_BYTES = 4 << 20
 LANES_BYTES = 512 << 20
-LEAST_WINDOW = 64  # rows; a smaller window would mix rows badly
 # Row groups per lane at least. More in remote files, where reading a row group twice costs a request.
 PER_LANE, FAR_PER_LANE = 8, 16
 
@@ -260,7 +259,7 @@ class Loader:
 
     def _make_order(self, lanes: int, round_bytes: int, seed: int) -> Order:
         self._seed = self._reading.seed
-        least = self._source.least_window if isinstance(self._source, Mixed) else LEAST_WINDOW
+        least = least_window(self._source)
         return Order(
             row_groups=rows_in(self._source.row_groups),
             lanes=lanes,

@@ -18,7 +18,6 @@ from farandole.masking import mask
 
 __all__ = [
     "File",
-    "Mixed",
     "Rechecked",
     "RowGroup",
     "RowGroups",
@@ -26,9 +25,12 @@ __all__ = [
     "fingerprint",
     "identity_of",
     "in_flight",
+    "least_window",
     "recheck",
     "rows_in",
 ]
+
+_LEAST_WINDOW = 64  # rows; a smaller window would mix rows badly
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,22 +134,20 @@ class Rechecked(Protocol):
         ...
 
 
-@runtime_checkable
-class Mixed(Protocol):
-    """A source whose rows need little shuffling within lanes."""
-
-    @property
-    def least_window(self) -> int:
-        """The least number of rows of a lane that are shuffled together."""
-        ...
-
-
 def in_flight(source: Source) -> int:
     """Return how many row groups of `source` to read at a time, for the current latency of its store.
 
     Sources of remote files have this property. For local files, returns 0: the number of workers decides."""
     # Not a check of a protocol, which takes 20 microseconds: this is called several times for each row group.
     found: int = getattr(source, "in_flight", 0)
+    return found
+
+
+def least_window(source: Source) -> int:
+    """Return the least number of rows of a lane that are shuffled together.
+
+    Sources whose rows need little shuffling within lanes have this property."""
+    found: int = getattr(source, "least_window", _LEAST_WINDOW)
     return found
 
 

@@ -127,7 +127,7 @@ class FileSource:
 
     @property
     def least_window(self) -> int:
-        """The least rows of a lane that are shuffled together; 1 for files of one sample, which the order shuffles."""
+        """See `farandole.data.row_groups.least_window`; 1 for files of one sample, which the order shuffles."""
         return 1 if self._format.whole else _LEAST_WINDOW
 
     @property

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from farandole.data.fields import check_names
 from farandole.data.pruning import Bounded, Bounds, Condition, may_hold, rows_that_hold
-from farandole.data.row_groups import RowGroup, Source, identity_of, in_flight, recheck
+from farandole.data.row_groups import RowGroup, Source, identity_of, in_flight, least_window, recheck
 from farandole.data.settings import check_source
 from farandole.data.versions import at_version, version_of
 from farandole.errors import ConfigError, DataError
@@ -109,6 +109,11 @@ class SelectedSource:
     def at(self, version: int) -> "SelectedSource":
         """Return the rows that `where` chooses in another version of the source."""
         return SelectedSource(at_version(self._source, version), self._where)
+
+    @property
+    def least_window(self) -> int:
+        """See `farandole.data.row_groups.least_window`."""
+        return least_window(self._source)
 
     @property
     def in_flight(self) -> int:
