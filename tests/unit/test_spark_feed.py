@@ -1,10 +1,15 @@
 """Which columns are refused, from the schema alone: no Spark session is started here."""
 
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
 import pytest
 
 pytest.importorskip("pyspark")
 
 from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import Column
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -48,6 +53,15 @@ def test_each_column_is_fed_once() -> None:
 def test_a_type_that_no_tensor_holds_is_named(name: str) -> None:
     with pytest.raises(DataError, match=f"column '{name}': no tensor holds (string|decimal|date|array)"):
         plan_feed(SCHEMA, features=[name], labels=["label"], validation=None)
+
+
+def test_large_integers_of_a_validation_column_are_not_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("grpc_status", reason="PySpark's client of Spark Connect is not installed")
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # its columns need no session
+    chosen: list[Column] = []
+    rows: Any = SimpleNamespace(select=lambda *columns: chosen.extend(columns) or Mock())
+    plan_feed(SCHEMA, features=["age"], labels=["pixels"], validation="label").frame(rows, 2)
+    assert "CAST(not(==(label, 0)) AS TINYINT)" in str(chosen[-1]).replace("`", "")
 
 
 def test_a_missing_column_is_named_with_its_neighbor() -> None:

@@ -49,7 +49,7 @@ class Feed:
         # Hash numbers where possible: so compressed vectors have the hash, and thus the order, of dense ones.
         extra = [F.xxhash64(*[_hashable(self.schema, name) for name in self.columns]).alias(HASH)]
         if self.validation_col is not None:
-            extra.append((_quoted(self.validation_col).cast("int") != 0).cast("tinyint").alias(VALIDATES))
+            extra.append((as_numbers(self.schema, self.validation_col) != 0).cast("tinyint").alias(VALIDATES))
         return rows.select(*columns, *extra).repartition(num_proc, HASH)
 
     def _fed(self, name: str) -> Column:
