@@ -75,6 +75,16 @@ def test_each_rank_returns_its_value(site: Path, capfd: pytest.CaptureFixture[st
     assert "--mca plm_rsh_args -p 12345" in words and f"-x {mpi_worker.SECRET}" in words
 
 
+class Unreadable:
+    def __reduce__(self) -> tuple[object, ...]:
+        return int, ("no number",)
+
+
+def test_a_value_that_cannot_be_unpickled_names_its_rank(site: Path) -> None:
+    with pytest.raises(RankFailed, match=r"rank 0 failed: returned a value that cannot be unpickled here \(V"):
+        run(Unreadable, num_proc=1, use_mpi=True)
+
+
 def test_words_for_mpirun_alone_mean_it(site: Path) -> None:
     assert run(rank, num_proc=1, mpi_args="-q", output_filename=site / "logs") == [0]
     assert f"--output-filename {site}/logs" in (site / "words").read_text() and (site / "logs").is_dir()

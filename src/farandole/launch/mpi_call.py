@@ -31,7 +31,7 @@ from farandole.launch.hosts import is_local, route_to
 from farandole.launch.mpi_worker import ADDRESSES, LARGEST_CALL, SECRET
 from farandole.launch.mpirun import Asked, hosts_for_mpirun, prepare
 from farandole.launch.output import Output
-from farandole.launch.pickling import dump_call
+from farandole.launch.pickling import dump_call, load_value
 from farandole.launch.processes import GRACE, RankProcess
 from farandole.topology import interface_addresses, interface_names, loopback_address, own_addresses
 
@@ -107,7 +107,7 @@ def call_by_mpirun(
         command, env = prepare(asked, words, environment, config.fabric)[1:]
         mpirun = RankProcess.start(command, env, rank=0, on_line=on_line, on_exit=calls.note_exit)
         try:
-            return [pickle.loads(value) for value in calls.values(mpirun, config.start_timeout)]
+            return [load_value(rank, value) for rank, value in enumerate(calls.values(mpirun, config.start_timeout))]
         finally:
             mpirun.terminate(GRACE)
             if not mpirun.wait_gone(GRACE + GONE):

@@ -7,12 +7,13 @@ import pickle
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import cloudpickle
 
-from farandole.errors import PicklingError
+from farandole.errors import PicklingError, RankFailed
 
-__all__ = ["PickleReport", "describe", "dump", "dump_call", "dumps", "find_unpicklable"]
+__all__ = ["PickleReport", "describe", "dump", "dump_call", "dumps", "find_unpicklable", "load_value"]
 
 MOST_ATTEMPTS = 2000  # parts to test before the search returns the part found so far
 
@@ -52,6 +53,14 @@ def dump(value: object, name: str) -> bytes:
         return dumps(value)
     except Exception as error:
         raise PicklingError(name, *(find_unpicklable(value, name) or (name, _why(error)))) from error
+
+
+def load_value(rank: int, data: bytes) -> Any:
+    """Unpickle the value that the function has returned on `rank`; raises `RankFailed` if that is not possible here."""
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise RankFailed(rank, f"returned a value that cannot be unpickled here ({_why(error)})") from error
 
 
 def global_names(fn: Callable[..., object]) -> tuple[str, ...]:

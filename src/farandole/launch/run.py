@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from farandole.config import Config
-from farandole.errors import ConfigError, RankFailed
+from farandole.errors import ConfigError
 from farandole.launch.backend import Backend, Binding, Call, OnLine
 from farandole.launch.backends import choose_backend
 from farandole.launch.backends.mpi_operator import worker_variables
@@ -18,7 +17,7 @@ from farandole.launch.backends.ssh import Ssh
 from farandole.launch.environment import refuse_mpi, with_settings
 from farandole.launch.job import open_job
 from farandole.launch.output import Output
-from farandole.launch.pickling import dump_call
+from farandole.launch.pickling import dump_call, load_value
 
 __all__ = ["run", "run_call"]
 
@@ -93,13 +92,4 @@ def run_call(
         if failure is not None:
             raise failure.error() from failure.cause
         values = job.values()
-    return [_unpickled(rank, value) for rank, value in enumerate(values)]
-
-
-# T is the type of the caller's own function; the pickled value is of that type, as the worker promises.
-def _unpickled(rank: int, data: bytes) -> Any:
-    try:
-        return pickle.loads(data)
-    except Exception as error:
-        reason = f"returned a value that cannot be unpickled here ({type(error).__name__}: {error})"
-        raise RankFailed(rank, reason) from error
+    return [load_value(rank, value) for rank, value in enumerate(values)]
