@@ -1,15 +1,21 @@
 """`horovod.run(use_mpi=True)`: a function on ranks that mpirun starts, here by a stand-in that starts processes."""
 
 import os
+import socket
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from farandole.compat.launching import run
 from farandole.errors import ConfigError, RankFailed, RendezvousError, SlotsError
 from farandole.launch import mpi_worker
+from farandole.launch.mpi_call import LAST_WORDS, _Calls
+from farandole.launch.processes import RankProcess
 
 # Starts the words from Python on, once for each rank, and ends all of them when the last one fails.
 MPIRUN = f"""#!/bin/sh
@@ -83,6 +89,18 @@ class Unreadable:
 def test_a_value_that_cannot_be_unpickled_names_its_rank(site: Path) -> None:
     with pytest.raises(RankFailed, match=r"rank 0 failed: returned a value that cannot be unpickled here \(V"):
         run(Unreadable, num_proc=1, use_mpi=True)
+
+
+def test_many_ranks_without_an_outcome_wait_for_mpirun_once() -> None:
+    """A host is lost, and mpirun does not end."""
+    waits: list[timedelta] = []
+    mpirun = cast(RankProcess, SimpleNamespace(wait=waits.append, tail=("last",)))
+    with _Calls(3, [socket.create_server(("127.0.0.1", 0))], bytes(32), b"call") as calls:
+        for rank in (2, 0, 1):
+            calls._events.put((rank, None))
+        with pytest.raises(RankFailed, match="rank 2 failed: ended before its function returned"):
+            calls.values(mpirun, timedelta(seconds=30))
+    assert waits == [LAST_WORDS, timedelta(0), timedelta(0)]
 
 
 def test_words_for_mpirun_alone_mean_it(site: Path) -> None:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 _EXIT = -1  # the rank of mpirun in the events
 SETTLE = timedelta(seconds=1)  # for other ranks' failures
-LAST_WORDS = timedelta(seconds=5)  # for mpirun to report why a rank has ended, and to end
+LAST_WORDS = timedelta(seconds=5)  # for mpirun to report why ranks have ended, and to end
 EXIT_TIMEOUT = timedelta(seconds=30)  # for mpirun, once all functions have returned
 GONE = timedelta(seconds=20)  # for processes that survive SIGKILL
 NO_OUTCOME = "ended before its function returned"
@@ -145,6 +145,7 @@ class _Calls:
         """Wait for the pickled values of all ranks, by rank; raises the `RankFailed` of the one that failed first."""
         values: dict[int, bytes] = {}
         failures: list[Failure] = []
+        patience = LAST_WORDS
         for rank, outcome in self._outcomes(failures, mpirun, start_timeout):
             if isinstance(outcome, WorkerValue):
                 values[rank] = outcome.data
@@ -152,7 +153,7 @@ class _Calls:
                 failures.append(_failure(rank, outcome))
             else:
                 # The rank has ended without an outcome: it is the culprit, unless another rank's failure is known.
-                exit = mpirun.wait(LAST_WORDS)
+                exit, patience = mpirun.wait(patience), timedelta(0)
                 code = exit.shell_code if exit is not None and exit.code else 1
                 known = any(not failure.consequence for failure in failures)
                 failures.append(Failure(rank=rank, reason=NO_OUTCOME, code=code, consequence=known, tail=mpirun.tail))
