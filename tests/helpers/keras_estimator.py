@@ -168,6 +168,23 @@ def check_validation_callbacks_and_stopping(rank: int, size: int, folder: Path) 
     np.testing.assert_array_equal(model.get_weights()[0], weights_of(trainer)[0])
 
 
+def check_a_resumed_run_keeps_a_better_model(rank: int, size: int, folder: Path) -> None:
+    columns, best = points(12), folder / "store/runs/here/best.keras"
+    path = shard_of(folder, mine(columns, rank, size))
+    store = Store.create(str(folder / "store"))
+    diverging = dump_object(keras.optimizers.SGD(2.0))  # each epoch is worse than the one before
+    written = []
+    for epochs in (1, 2, 3):
+        checkpoint = keras.callbacks.ModelCheckpoint("best.keras", monitor="loss", save_best_only=True)
+        changes = {"epochs": epochs, "store": store, "optimizer": diverging, "checkpoint_callback": checkpoint}
+        run, _ = trained(job_of(line(), columns, **changes), path)
+        hvd.barrier()
+        written.append(best.stat().st_mtime_ns)
+    losses = [record["loss"] for record in run.checkpoint.history]
+    assert losses == sorted(losses) and len(set(losses)) == 3
+    assert len(set(written)) == 1, "the best model is that of the first epoch"
+
+
 def check_resumed_runs_equal_uninterrupted_ones(rank: int, size: int, folder: Path) -> None:
     columns = points(16)
     store = Store.create(str(folder / "store"))
@@ -187,7 +204,7 @@ def check_resumed_runs_equal_uninterrupted_ones(rank: int, size: int, folder: Pa
         run, resumed = fit("resumed", epochs)
     for one, other in zip(weights_of(straight), weights_of(resumed), strict=True):
         np.testing.assert_array_equal(one, other)
-    _, optimizer = load_state(resumed.state(whole=True))
+    _, optimizer, _ = load_state(resumed.state(whole=True))
     assert any(each.shape == () and each == np.float32(0.01) for each in optimizer), "the rate of the user"
     assert [record["epoch"] for record in run.checkpoint.history] == [1, 2, 3]
 

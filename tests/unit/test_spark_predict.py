@@ -45,6 +45,6 @@ def test_the_state_of_a_keras_model_may_have_types_that_numpy_lacks() -> None:
     types = pytest.importorskip("ml_dtypes")
     values = np.array([0.5, -3.0, 224.0])
     weights = [values.astype(each) for each in (types.bfloat16, types.float8_e5m2, np.float64)]
-    loaded, optimizer = load_state(dump_state(weights, None))
-    assert [each.dtype for each in loaded] == ["float32", "float32", "float64"] and optimizer == []
+    loaded, optimizer, best = load_state(dump_state(weights, None))
+    assert [each.dtype for each in loaded] == ["float32", "float32", "float64"] and optimizer == [] and best is None
     assert all(each.tolist() == values.tolist() for each in loaded)

@@ -276,7 +276,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         assert checkpoint.state is not None and checkpoint.outputs is not None
         # A copy: fitting again, with another seed for example, starts from the weights that the user gave.
         model = load_model(dump_model(self.getModel(), self.getCustomObjects()))
-        weights, _ = load_state(checkpoint.state)
+        weights, *_ = load_state(checkpoint.state)
         model.set_weights(weights)
         return KerasModel(
             model=model,

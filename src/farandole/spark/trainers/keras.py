@@ -64,6 +64,7 @@ class KerasTrainer:
     def __init__(self, job: KerasJob, run: Run) -> None:
         self.job, self.run = job, run
         self.record: Record = {}  # of the epoch that has just ended
+        self._best: float | None = None  # of the checkpoint callback, at the end of the restored epoch
         # Ranks need no broadcast of the initial state: all of them load the same model, or the same checkpoint.
         self.model = load_model(job.model)
         self._row = run.row_of_any()
@@ -87,7 +88,7 @@ class KerasTrainer:
 
     def restore(self, state: bytes) -> None:
         """Load the weights, and the optimizer's variables with the user's learning rate."""
-        weights, optimizer = load_state(state)
+        weights, optimizer, self._best = load_state(state)
         self.model.set_weights(weights)
         self._assign(optimizer)
         place = self._rate_place
@@ -95,15 +96,16 @@ class KerasTrainer:
             self._rate = float(optimizer[place])
 
     def state(self, *, whole: bool) -> bytes:
-        """Return the weights, and the optimizer's variables if `whole`."""
-        optimizer = None
+        """Return the weights; if `whole`, also the optimizer's variables and the checkpoint callback's best value."""
+        optimizer, best = None, None
         if whole:
+            best = getattr(self.job.checkpoint_callback, "best", None)
             optimizer = [keras.ops.convert_to_numpy(each) for each in self.optimizer.variables]
             place = self._rate_place
             if place is not None:
                 # In float64, so that the product with the number of ranks gives this rate's bits again.
                 optimizer[place] = np.asarray(self._unscaled(), np.float64)
-        return dump_state([keras.ops.convert_to_numpy(each) for each in self.model.weights], optimizer)
+        return dump_state([keras.ops.convert_to_numpy(each) for each in self.model.weights], optimizer, best)
 
     def train(self, run: Run) -> None:
         """Train the remaining epochs in one call of `fit`."""
@@ -192,6 +194,8 @@ class KerasTrainer:
         if callback is None or self.run.rank != 0:
             return []
         callback.filepath = str(folder / Path(str(callback.filepath or "best.keras")).name)
+        if self._best is not None:
+            callback.best = self._best  # the store holds the file of an earlier attempt
         return [callback]
 
     def _probe(self, parts: Parts) -> None:

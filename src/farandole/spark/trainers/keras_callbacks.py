@@ -132,12 +132,12 @@ class EpochEnd(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships n
         self._mirror = None if store is None else Mirror(folder, store, store.get_run_path(self._run.plan.run_id))
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
-        """Write the checkpoint, and upload the files that the user's ModelCheckpoint has written. A collective."""
+        """Upload the files that the user's ModelCheckpoint has written, and write the checkpoint. A collective."""
+        if self._mirror is not None:
+            self._mirror.update()  # first: the checkpoint says that the best model is in the store
         stops: bool = any(allgather_object(bool(self.model.stop_training)))
         self.model.stop_training = stops
         self._run.finish(epoch, self._trainer.record, self._trainer.outputs, stopped=stops)
-        if self._mirror is not None:
-            self._mirror.update()
 
 
 class _Losses:

@@ -199,20 +199,25 @@ def load_object(value: Any) -> Any:
     return value
 
 
-def dump_state(weights: Sequence[NDArray[Any]], optimizer: Sequence[NDArray[Any]] | None) -> bytes:
+def dump_state(
+    weights: Sequence[NDArray[Any]], optimizer: Sequence[NDArray[Any]] | None, best: float | None = None
+) -> bytes:
     """Return arrays in NumPy's format, those of types that NumPy does not have, such as bfloat16, as float32."""
     named = {f"weights{place}": each for place, each in enumerate(weights)}
     named |= {f"optimizer{place}": each for place, each in enumerate(optimizer or ())}
     named = {name: each.astype(np.float32) if each.dtype.isbuiltin == 2 else each for name, each in named.items()}
+    if best is not None:
+        named["best"] = np.array(best)
     file = io.BytesIO()
     np.savez(file, **named)  # type: ignore[arg-type]
     return file.getvalue()
 
 
-def load_state(state: bytes) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """Return the weights and the optimizer's variables in a result of `dump_state`. Unpickles nothing."""
+def load_state(state: bytes) -> tuple[list[NDArray[Any]], list[NDArray[Any]], float | None]:
+    """Return what `dump_state` was given, without unpickling anything; no variables if it had no optimizer."""
     with np.load(io.BytesIO(state), allow_pickle=False) as held:
-        return _numbered(held, "weights"), _numbered(held, "optimizer")
+        best = float(held["best"]) if "best" in held else None
+        return _numbered(held, "weights"), _numbered(held, "optimizer"), best
 
 
 @dataclass(frozen=True)
