@@ -118,6 +118,25 @@ def test_a_listener_that_fails_does_not_end_the_log(secret: bytes, caplog: pytes
     assert "on_message failed" in caplog.text
 
 
+def test_a_failing_output_file_costs_no_failure_of_a_rank(secret: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    asked = threading.Event()
+
+    def broken(stream: str, text: str) -> None:
+        asked.set()
+        raise AttributeError("no attribute 'flush'")
+
+    with DriverLog(secret, 1, host="127.0.0.1", show=broken) as log:
+        relay = relay_to(log, 0, secret)
+        relay.send("begin", {"stage": 7})
+        relay.send("line", {"stream": "stdout", "text": "training"})
+        assert asked.wait(SOON.total_seconds())
+        relay.send("failed", to_payload(Failure(rank=0, reason="KeyError", code=1)))
+        relay.close(SOON)
+        log.drain(SOON)
+        assert [failure.reason for failure in log.failures] == ["KeyError"]
+    assert "output of rank 0 cannot be shown (AttributeError(\"no attribute 'flush'\"))" in caplog.text
+
+
 def test_cancel_reaches_tasks_that_are_there_and_tasks_that_come_late(secret: bytes) -> None:
     early, late = threading.Event(), threading.Event()
     with DriverLog(secret, 2, host="127.0.0.1", show=Shown()) as log:

@@ -298,8 +298,8 @@ class DriverLog:
             for stream, lines in out.items():
                 try:
                     self._show(stream, "".join(lines))
-                except (OSError, ValueError) as error:  # the user's stream is full or closed
-                    log.warning("output of rank %d cannot be shown: %s", rank, error)
+                except Exception as error:  # the user's stream is full or closed, or lacks a method
+                    log.warning("output of rank %d cannot be shown (%r)", rank, error)
 
     def _begin(self, peer: _Peer, stage: int) -> None:
         """Determine the attempt of the stage to which a task belongs; tasks do not know it."""
