@@ -1,5 +1,8 @@
 """The channel between a launcher and the worker that makes a call."""
 
+import fcntl
+import resource
+import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from types import SimpleNamespace
@@ -56,3 +59,18 @@ def test_a_handler_of_messages_that_raises_does_not_end_the_call(
     assert ends == [call] and call.wait(PATIENCE)
     assert (call.failure, call.value(), received) == (None, b"value", [0, 1])
     assert [record.getMessage() for record in caplog.records] == ["on_message failed for a message of rank 3"] * 2
+
+
+def test_a_patient_message_of_a_worker_with_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's descriptor has the launcher's number, and select(2) fails from the 1024th on."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 2000:
+        pytest.skip("this process may not have 2000 open files (ulimit -n)")
+    monkeypatch.setattr("farandole.launch.channel.PATIENCE", 0.05)
+    launcher, theirs = open_channel()
+    with theirs:
+        worker = WorkerEnd(socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 2000)))
+    while worker.send("log", {"text": "x" * 1000}):
+        pass
+    assert not worker.send("log", {"text": "x"}, patient=True)
+    worker.close()
+    launcher.close()

@@ -226,6 +226,8 @@ class WorkerEnd(_End):
                 left = give_up - time.monotonic()
                 if left <= 0:
                     return False
-                select.select([], [self._socket], [], left)
+                poller = select.poll()  # select.select refuses descriptors from 1024 on
+                poller.register(self._socket, select.POLLOUT)
+                poller.poll(left * 1000)
             except OSError:
                 return False  # the launcher is gone, and the guard is about to kill this process
