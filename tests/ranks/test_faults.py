@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from unittest.mock import Mock
 
@@ -18,7 +19,7 @@ from farandole.core.wiring import connect as connecting
 from farandole.core.wiring import peers
 from farandole.core.wiring.peers import Arrivals
 from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RendezvousError
-from farandole.rendezvous import from_environment
+from farandole.rendezvous import Rendezvous, ThreadRendezvous, from_environment
 from helpers.ranks import run_ranks
 from helpers.recurring import recurring
 
@@ -125,6 +126,28 @@ def test_a_death_in_init_is_told_to_other_hosts(placement: str, victim: int) -> 
 def test_a_rank_whose_leader_gave_up_names_the_dead_rank() -> None:
     results = run_ranks(5, dies_in_init, "AABBB", 2, 1, how="processes", dies=[2])
     assert [missing for missing, _ in results[:2] + results[3:]] == [(2,)] * 4
+
+
+def test_a_rank_that_gets_no_thread_after_its_engine_leaves_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "farandole-stalls":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def wait_for_the_other(rendezvous: Rendezvous) -> None:
+        with Context(rendezvous, Config(collective_timeout=timedelta(seconds=5))) as context:
+            context.engine.run(recurring(BARRIER), "end", None, None)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    one, two = ThreadRendezvous.group(2)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(wait_for_the_other, two)
+        with pytest.raises(RendezvousError, match="raise the limit on processes"):
+            Context(one)
+        with pytest.raises(PeerLost, match="rank 0"):
+            other.result()
 
 
 def waits_for_the_absent(context: Context, heard: threading.Barrier) -> tuple[tuple[int, ...], float]:

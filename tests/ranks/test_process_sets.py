@@ -14,10 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import farandole.numpy as hvd
+from farandole._native import Engine
 from farandole.config import Config
 from farandole.core import default
 from farandole.core.context import Context
 from farandole.core.default import use
+from farandole.core.monitoring.monitors import Monitors
+from farandole.core.operations import kinds
+from farandole.core.operations.request import Request
 from farandole.core.process_sets import agreement as sets
 from farandole.core.wiring import connect as connecting
 from farandole.errors import CollectiveTimeout, ConfigError, EngineClosed, InvalidRequest, PeerLost, RendezvousError
@@ -171,6 +175,31 @@ def test_a_member_that_cannot_connect_fails_all_ranks_alike(monkeypatch: pytest.
     monkeypatch.setattr(sets, "connect", fails_on_rank_2)
     texts = set(run_ranks(3, body))
     assert texts == {"process set 2 (ranks 0 and 2) was not made (rank 2: OSError: no file descriptor is left)"}
+
+
+def test_a_member_that_gets_no_thread_fails_all_ranks_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow, engines, refused = Monitors.follow, list[Engine](), threading.Event()
+
+    def fails_once(self: Monitors, engine: Engine, rank: int, process_set: str = "") -> None:
+        if process_set and rank == 0 and not refused.is_set():
+            refused.set()
+            engines.append(engine)
+            raise RuntimeError("can't start new thread")
+        follow(self, engine, rank, process_set)
+
+    def body(context: Context) -> str:
+        with pytest.raises(RendezvousError) as caught:
+            hvd.add_process_set([1, 2])
+        some = hvd.add_process_set([1, 2])
+        if some.included():
+            np.testing.assert_array_equal(hvd.allreduce(np.ones(2), op=Sum, process_set=some), 2)
+        return str(caught.value)
+
+    monkeypatch.setattr(Monitors, "follow", fails_once)
+    (text,) = set(run_ranks(3, body))
+    assert "(rank 1: RendezvousError: the system refuses another thread or process; raise the limit" in text
+    with pytest.raises(EngineClosed, match="shut down"):
+        engines[0].run(Request(kinds.BARRIER), "x", None, None)
 
 
 def test_a_time_limit_names_the_jobs_ranks() -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -48,20 +49,19 @@ class Context:
         self._monitors = Monitors(rendezvous.rank, rendezvous.size, here, self.config)
         if rendezvous.rank == 0 and not members:
             warn_of_idle(self.config)  # once in a job
-        try:
-            with naming_process_limit(RendezvousError):
-                wiring = connect(rendezvous, self.config, host=here)
-                self.topology: Topology = wiring.topology
-                self.is_over_mpi = wiring.mpi is not None or self.config.fabric == "mpi"
-                self.engine = start_engine(wiring, self.config, members=members, process_set=process_set)
-        except BaseException:
-            self._monitors.close()
-            raise
-        self._monitors.follow(self.engine, self.rank)
-        self._engines = RankEngines(self.topology.local_rank, self.topology.local_size)
-        self._engines.add(GLOBAL, self.engine)
-        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._monitors, self._engines)
-        self._monitors.tune(self.engine, self.topology, wiring.segment.slot_bytes)
+        with ExitStack() as failing, naming_process_limit(RendezvousError):
+            failing.callback(self._monitors.close)
+            wiring = connect(rendezvous, self.config, host=here)
+            self.topology: Topology = wiring.topology
+            self.is_over_mpi = wiring.mpi is not None or self.config.fabric == "mpi"
+            self.engine = start_engine(wiring, self.config, members=members, process_set=process_set)
+            self._engines = RankEngines(self.topology.local_rank, self.topology.local_size)
+            self._engines.add(GLOBAL, self.engine)
+            self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._monitors, self._engines)
+            failing.callback(self.shutdown)  # else the other ranks would wait for the engine
+            self._monitors.follow(self.engine, self.rank)
+            self._monitors.tune(self.engine, self.topology, wiring.segment.slot_bytes)
+            failing.pop_all()
 
     @property
     def timeline(self) -> Timeline:

@@ -43,8 +43,9 @@ class Tuner:
             log.info("there is nothing to tune: %s", "one rank alone" if space else "every setting is given")
             self._log.close()
             return
-        self._thread = threading.Thread(target=self._run, args=(space,), name="farandole-tuner", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(space,), name="farandole-tuner", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def close(self) -> None:
         """End the search and its thread; the knobs stay as they are. Idempotent."""

@@ -77,8 +77,9 @@ class StallInspector:
         with self._lock:
             self._engines[engine] = whose
             if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._run, name="farandole-stalls", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="farandole-stalls", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def leave(self, engine: Engine) -> None:
         """Stop checking `engine`. Idempotent."""

@@ -21,7 +21,8 @@ from farandole.core.process_sets.membership import Counters, Membership
 from farandole.core.process_sets.registry import Ranks, Registry
 from farandole.core.wiring.connect import connect
 from farandole.core.wiring.start import start_engine
-from farandole.errors import CollectiveError, EngineClosed, MismatchError, spell_ranks
+from farandole.errors import CollectiveError, EngineClosed, MismatchError, RendezvousError, spell_ranks
+from farandole.limits import naming_process_limit
 from farandole.rendezvous import PartRendezvous, Rendezvous
 from farandole.topology import Topology
 
@@ -154,10 +155,16 @@ class Sets:
     def _begin(self, part: PartRendezvous, members: Ranks, name: str) -> Membership:
         # A member that the job has lost never connects.
         host, require_alive = self._topology.hosts[self._topology.rank], self._engine.require_alive
-        wiring = connect(part, self._config, host=host, require_alive=require_alive)
-        engine = start_engine(wiring, self._config, members=members, process_set=name)
-        self._monitors.follow(engine, part.rank, name)
-        return Membership(engine, part.rank, part.size, Counters(), members)
+        with naming_process_limit(RendezvousError):
+            wiring = connect(part, self._config, host=host, require_alive=require_alive)
+            engine = start_engine(wiring, self._config, members=members, process_set=name)
+            membership = Membership(engine, part.rank, part.size, Counters(), members)
+            try:
+                self._monitors.follow(engine, part.rank, name)
+            except BaseException:
+                self._end(membership)
+                raise
+        return membership
 
     def _end(self, membership: Membership | None) -> None:
         if membership is None:
