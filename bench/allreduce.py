@@ -1,11 +1,11 @@
-"""How long does an allreduce take, against gloo, Open MPI, MPICH, and what the memory or the wire allows?
+"""Time of an allreduce, compared with gloo, Open MPI, MPICH and the limits of memory and network.
 
     python bench/allreduce.py [--full] [--rounds 5] [--np 2 3 4 8] [--only memory tcp shaped]
 
-memory: ranks of one host, all sizes, types and collectives; in the quick form a few sizes for more than two ranks. tcp:
-every rank a host of its own, over loopback. shaped: two network namespaces and a veth pair that lets through 1 and
-10 Gbit/s; needs root. Every rank rewrites its whole buffer and meets a barrier before every timed operation. Prints one
-table, writes bench/results/*-allreduce.json."""
+memory: ranks of one host, all sizes, types and collectives; without --full only a few sizes for more than two ranks.
+tcp: each rank counts as a host of its own; they use loopback. shaped: two network namespaces joined by a veth pair that
+is limited to 1 and to 10 Gbit/s; needs root. Before each timed operation every rank rewrites its whole buffer and waits
+at a barrier. Prints one table and writes bench/results/*-allreduce.json."""
 
 import os
 import re
@@ -30,12 +30,12 @@ from farandole.core import default
 from farandole.core.context import Context
 
 ADD, LIMIT = "a += b", "memory limit"
-# An allreduce in place reads and writes its buffer, at least; a += b moves half as much again.
+# An allreduce in place reads and writes its buffer at least once; a += b moves half as many bytes more.
 LIMIT_SHARE = 2 / 3
 FLOAT32 = "float32"
 BESIDE = f"{OURS} {FLOAT32}"
 
-# What design and issue ask of two ranks, by bytes: the peer's time by ours, and our time in microseconds.
+# Targets for two ranks, by bytes: the least ratio of the peer's time to ours, and our greatest time in microseconds.
 MEMORY_MUST: Mapping[int, Mapping[str, float]] = {
     4: {"gloo": 60, "Open MPI": 1, "MPICH": 3},
     KIB: {"Open MPI": 1},
@@ -55,7 +55,7 @@ TCP_MUST: Mapping[int, Mapping[str, float]] = {
     MIB: {"gloo": 2.5, "Open MPI tcp": 1},
     64 * MIB: {"gloo": 2, "Open MPI tcp": 1.5},
 }
-# Gbit/s -> bytes -> share of the rate, and gloo's time by ours.
+# Targets by Gbit/s and bytes: the least share of the rate, and the least ratio of gloo's time to ours.
 SHAPED_MUST: Mapping[int, Mapping[int, Mapping[str, float]]] = {
     1: {MIB: {"rate": 0.94}, 16 * MIB: {"rate": 0.94}, 64 * MIB: {"rate": 0.94}},
     10: {16 * MIB: {"rate": 0.85, "gloo": 1.05}, 64 * MIB: {"rate": 0.85, "gloo": 1.05}},
@@ -65,14 +65,14 @@ BURST = "256kb"
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The amount of work that is measured."""
+    """The sizes to measure, and limits of the number of operations."""
 
     memory: Sequence[int]
     half: Sequence[int]
     tcp: Sequence[int]
     shaped: Mapping[int, Sequence[int]]
     most: int  # operations of one contender in one round
-    volume: int  # bytes after which it is enough
+    volume: int  # bytes that one contender reduces in one round, at most (but 3 operations)
 
     def repeats(self, size: int) -> int:
         return max(3, min(self.most, self.volume // size))
@@ -86,7 +86,7 @@ QUICK = Effort(
     most=20,
     volume=32 * MIB,
 )
-# More ranks than most machines that measure this have cores; it says how they get along.
+# For more ranks than most machines have cores.
 CROWD = Effort((4, 64 * KIB, 16 * MIB), (), (4, MIB), {}, most=10, volume=16 * MIB)
 FULL = Effort(
     (4, 64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB),
@@ -106,7 +106,7 @@ class Field:
         self.mpi = seat.mpi() if seat.has_mpi else None
 
     def allreduce(self, size: int, dtype: torch.dtype, *, adds: bool) -> dict[str, Contender]:
-        """All that can sum `size` bytes of `dtype` in place, and `a += b` where that says something."""
+        """Return all contenders that sum `size` bytes of `dtype` in place, and `a += b` if `adds`."""
         seat, tensor = self.seat, torch.empty(size // dtype.itemsize, dtype=dtype)
         name = f"sum.{size}.{dtype}"
 
@@ -135,7 +135,7 @@ class Field:
         return found
 
     def registered(self, size: int) -> dict[str, Contender]:
-        """The same sum in a buffer that the ranks share, and in one of this rank's own."""
+        """Return contenders that sum `size` bytes in a buffer that the ranks share, and in an ordinary one."""
         rank, total = self.seat.rank, self.seat.size * (self.seat.size + 1) // 2
 
         def sums(tensor: torch.Tensor, name: str) -> Contender:
@@ -155,7 +155,7 @@ class Field:
         return Contender(lambda: tensor.add_(other), refresh)
 
     def others(self, size: int) -> dict[str, dict[str, Contender]]:
-        """The other collectives; `size` is the bytes that a rank, or the root, puts in."""
+        """Return the contenders of the other collectives; `size` is the bytes of a rank's, or the root's, input."""
         seat, n = self.seat, self.seat.size
         tensor = torch.empty(size // 4 // n * n)
         whole, part = torch.empty(n * tensor.numel()), torch.empty(tensor.numel() // n)
@@ -199,7 +199,7 @@ class Field:
 
 
 def measure(seat: Seat) -> dict[str, Times]:
-    """The part of a rank: everything that its job was asked to measure."""
+    """Measure as one rank all that the job's options name; return the times by title and contender."""
     wanted = seat.options
     rounds, over = int(str(wanted["rounds"])), str(wanted["over"])
     effort = FULL if wanted["full"] else QUICK if seat.size == 2 else CROWD
@@ -230,7 +230,7 @@ def measure(seat: Seat) -> dict[str, Times]:
 
 
 def fits(size: int, ranks: int) -> bool:
-    """Return whether the ranks' buffers, theirs and the peers', take less than half of the memory."""
+    """Return whether all buffers of all ranks, of farandole and its peers, take less than half of the memory."""
     return 6 * size * ranks < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
@@ -239,20 +239,20 @@ def title_of(size: int, dtype: str) -> str:
 
 
 def own_limit(race: Race) -> None:
-    """Turn the time of a += b into the least time of an allreduce."""
+    """Replace the times of a += b by the least times that memory allows for an allreduce."""
     if ADD in race.seconds:
         race.seconds[LIMIT] = [LIMIT_SHARE * value for value in race.seconds.pop(ADD)]
         race.ratios[f"{LIMIT} : {OURS}"] = [LIMIT_SHARE * value for value in race.ratios.pop(f"{ADD} : {OURS}")]
 
 
 def memory(size: int, options: Mapping[str, object]) -> tuple[dict[str, Race], list[Line]]:
-    """Ranks of one host, once under each MPI; without any, ours and gloo alone."""
+    """Measure ranks of one host, below each installed MPI; without MPI, only farandole and gloo."""
     names = ["Open MPI", "MPICH"] if size == 2 or options["full"] else ["Open MPI"]
     return under(names, size, {**options, "over": "memory"}, memory_lines)
 
 
 def tcp(size: int, options: Mapping[str, object]) -> tuple[dict[str, Race], list[Line]]:
-    """Ranks that talk over loopback."""
+    """Measure ranks that communicate over loopback."""
 
     def lines(title: str, bytes_: int, race: Race, strict: bool) -> list[Line]:
         return compare(f"tcp: {title}", race, TCP_MUST.get(bytes_, {}) if strict else {})
@@ -267,7 +267,7 @@ FAILED: list[str] = []
 
 
 def ranks_or_none(size: int, launcher: Launcher, options: Mapping[str, object], **more: Any) -> list[dict[str, Times]]:
-    """Run the ranks; says why when they fail, so that what else was measured is shown, and `main` fails in the end."""
+    """Run the ranks. If they fail, print why and return []; `main` shows the other results and fails at the end."""
     try:
         return peers.run_ranks(__file__, size, launcher, options, **more)
     except RuntimeError as error:
@@ -306,14 +306,14 @@ def memory_lines(title: str, size: int, race: Race, strict: bool) -> list[Line]:
 
 
 def bytes_of(title: str) -> int:
-    """The size in a title of `measure`; 0 for a barrier."""
+    """Return the bytes that a title of `measure` names; 0 for a barrier."""
     units = {"B": 1, "KiB": KIB, "MiB": MIB}
     found = re.search(r"(\d+) (B|KiB|MiB)", title)
     return int(found[1]) * units[found[2]] if found else 0
 
 
 def shaped(gbit: int, options: Mapping[str, object]) -> tuple[dict[str, Race], list[Line]]:
-    """Two ranks in two network namespaces, `gbit` Gbit/s in each direction."""
+    """Measure two ranks in two network namespaces, with `gbit` Gbit/s in each direction."""
     launcher = replace(LAUNCHERS["plain"], environment={"GLOO_SOCKET_IFNAME": DEVICE})
     with shaped_hosts(gbit) as (names, addresses):
         ranks = ranks_or_none(
@@ -330,7 +330,7 @@ def shaped(gbit: int, options: Mapping[str, object]) -> tuple[dict[str, Race], l
         must = SHAPED_MUST[gbit].get(size, {})
         races[f"shaped, {what}"] = race
         lines += compare(what, race, must)
-        # Two ranks send each other exactly the size of the buffer.
+        # Each of two ranks sends exactly as many bytes as the buffer has.
         least = size * 8 / (gbit * 1e9)
         shares = spread([least / value for value in race.seconds[OURS]])
         ours = spread([1e6 * value for value in race.seconds[OURS]])
@@ -340,7 +340,7 @@ def shaped(gbit: int, options: Mapping[str, object]) -> tuple[dict[str, Race], l
 
 @contextmanager
 def shaped_hosts(gbit: int) -> Iterator[tuple[Sequence[str], list[str]]]:
-    """Two hosts and their addresses; the cable between them lets through `gbit` Gbit/s in each direction."""
+    """Make two hosts joined by a cable of `gbit` Gbit/s in each direction; yield their names and addresses."""
     shape = ("rate", f"{gbit}gbit", "burst", BURST, "limit", "8mb")
     with namespaces(2) as names:
         addresses = join(names)
@@ -351,7 +351,7 @@ def shaped_hosts(gbit: int) -> Iterator[tuple[Sequence[str], list[str]]]:
 
 
 def shaping_problem() -> str:
-    """Why no shaped network can be made here, in a sentence; empty when it can."""
+    """Return a sentence that says why no shaped network can be made here, or "" if one can."""
     try:
         with shaped_hosts(1):
             return ""

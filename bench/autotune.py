@@ -1,12 +1,12 @@
-"""What autotune gains, from the default setting and from a bad one, for few large and for many small tensors.
+"""Gain of autotuning, from the default setting and from a bad one, for few large and for many small tensors.
 
     python bench/autotune.py [--rounds 6]
 
-Two shapes of a training step, among two ranks of one host and among four of two hosts (over TCP). Each job is tuned
-from the default, and from a bad setting that the file of an earlier job proposes; then it goes on with what was found,
-the default and the bad setting in turns. A ratio compares measurements of one turn: how many times faster the tuned
-setting is. Where the search has kept the default, the ratio to it is that of the same setting twice, hence the noise.
-Must, where it has not: no slower than the default, but for noise. Prints one table, and writes
+Two shapes of a training step run on two ranks of one host and on four ranks of two hosts (over TCP). One job tunes from
+the default setting, another from a bad setting that the log of an earlier job contains. Then each job trains with the
+tuned, the default and the bad setting in turns. A ratio compares measurements of one turn: how many times faster the
+tuned setting is. If the search has kept the default, the ratio to the default compares two equal settings and shows the
+noise; if not, the tuned setting must not be slower than the default, but for noise. Prints one table and writes
 bench/results/*-autotune.json."""
 
 import argparse
@@ -42,7 +42,7 @@ MUST = {"default": 0.95}
 
 @dataclass(frozen=True)
 class Found:
-    """The knobs with which one job ended, and the seconds of its steps: by setting, turn by turn."""
+    """Result of one job: the tuned knobs, the number of turns, and the seconds of a step by setting and turn."""
 
     knobs: Knobs
     samples: int
@@ -50,14 +50,14 @@ class Found:
 
 
 class Training:
-    """One rank's training: in each step its gradients are asked for one by one, then waited for."""
+    """One rank's training: each step submits its gradients one by one, then waits for all."""
 
     def __init__(self, context: Context, sizes: list[int]) -> None:
         self._context = context
         self._tensors = [np.zeros(size // 4, np.float32) for size in sizes]
 
     def run_until(self, over: Callable[[], bool]) -> float:
-        """Train until rank 0 says that it is over; returns the seconds per step."""
+        """Train until `over()` is true on rank 0; return the seconds per step."""
         begin, steps, word = time.perf_counter(), 0, np.zeros(1)
         while not word[0]:
             for _ in range(4):
@@ -68,7 +68,7 @@ class Training:
         return (time.perf_counter() - begin) / steps
 
     def run_with(self, knobs: Knobs) -> float:
-        """The same with `knobs`, for a moment that is not counted and then for a while."""
+        """Train with `knobs`: four steps as warm-up, then `SECONDS` seconds; return the seconds per step."""
         if self._context.rank == 0:
             self._context.engine.turn(knobs.for_engine(), False)
         self.run_until(lambda: True)
@@ -82,7 +82,7 @@ class Training:
 
 
 def rank_of_job(context: Context, sizes: list[int], path: str, rounds: int) -> Found:
-    """Train until the search is over, then with each setting in turns."""
+    """Train until the search is over, then with each setting in turns; return the result of this rank."""
     with use(context):
         training = Training(context, sizes)
         end = time.monotonic() + PATIENCE
@@ -96,7 +96,7 @@ def rank_of_job(context: Context, sizes: list[int], path: str, rounds: int) -> F
         tuned = Knobs.of_engine(context.engine.tuned()[0])
         settings = {OURS: tuned, "default": DEFAULT, "bad": BAD}
         seconds: dict[str, list[float]] = {name: [] for name in settings}
-        # Each follows each other one as often: who comes after the bad one finds threads that have rested.
+        # Permutations: each setting follows each other equally often. After the bad setting, threads have rested.
         for _, order in zip(range(rounds), itertools.cycle(itertools.permutations(settings)), strict=False):
             for name in order:
                 seconds[name].append(training.run_with(settings[name]))
@@ -104,7 +104,7 @@ def rank_of_job(context: Context, sizes: list[int], path: str, rounds: int) -> F
 
 
 def run_job(ranks: int, hosts: int, sizes: list[int], saved: Knobs | None, rounds: int) -> Found:
-    """Run a job of threads, tuned beginning with `saved`; returns what rank 0 found."""
+    """Run a job whose ranks are threads, with the search starting at `saved`; return rank 0's result."""
     found: dict[int, Found] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "log.csv")

@@ -1,4 +1,4 @@
-"""One line per comparison: our time, theirs, the ratio of each round, and what is asked of it."""
+"""Comparisons of contenders as lines of a table: farandole's time, the other's, their ratio and its target."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One comparison: the median of `ratio`, other one's time by ours, must reach `must` if that is set."""
+    """One comparison: the median of `ratio` (the other's time divided by ours) must be at least `must`, if set."""
 
     what: str
     against: str
@@ -30,7 +30,7 @@ class Line:
 
 
 def compare(what: str, race: Race, musts: Mapping[str, float]) -> list[Line]:
-    """Make the lines of one race; `musts` are what is asked of the ratios, by contender."""
+    """Return the lines of one race; `musts` are the least ratios, by contender."""
     ours = spread([1e6 * value for value in race.seconds[OURS]])
     lines = []
     for name, seconds in race.seconds.items():
@@ -41,7 +41,7 @@ def compare(what: str, race: Race, musts: Mapping[str, float]) -> list[Line]:
 
 
 def compare_seconds(what: str, seconds: Mapping[str, Sequence[float]], musts: Mapping[str, float]) -> list[Line]:
-    """Make the lines of contenders' seconds, round by round; ours are those of `OURS`."""
+    """Return the lines for contenders' seconds by round; `OURS` is farandole's key."""
     mine = seconds[OURS]
     ours = spread([1e6 * value for value in mine])
     return [
@@ -59,14 +59,14 @@ def compare_seconds(what: str, seconds: Mapping[str, Sequence[float]], musts: Ma
 
 
 def limit(what: str, race: Race, microseconds: float) -> Line:
-    """Make the line of an absolute limit on our time."""
+    """Return the line of an absolute limit on our time."""
     ours = [1e6 * value for value in race.seconds[OURS]]
     shares = spread([microseconds / value for value in ours])
     return Line(what, f"limit {microseconds:g} us", spread(ours), None, shares, 1.0)
 
 
 def table(title: str, lines: Sequence[Line]) -> str:
-    """Write the lines as a table; times are medians of rounds in microseconds."""
+    """Return the lines as a text table; times are medians of the rounds, in microseconds."""
     head = ("what", "against", "ours us", "theirs us", "theirs : ours (min / median / max)", "must", "")
     rows = [
         (
@@ -81,7 +81,6 @@ def table(title: str, lines: Sequence[Line]) -> str:
         for line in lines
     ]
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    # Names to the left, numbers to the right.
     edges = "<<>>>>>"
     text = [
         "  ".join(f"{cell:{edge}{width}}" for cell, edge, width in zip(row, edges, widths, strict=True)).rstrip()
@@ -95,7 +94,7 @@ def _short(value: float) -> str:
 
 
 def size_text(size: int) -> str:
-    """Spell a number of bytes: 4 B, 64 KiB, 16 MiB."""
+    """Return a number of bytes as text: 4 B, 64 KiB, 16 MiB."""
     for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
         if size >= unit:
             return f"{size // unit} {name}"

@@ -1,20 +1,20 @@
-"""How fast do rows come out of Parquet, and how soon the first of them?
+"""Rate of reading rows from Parquet, and time to the first batch.
 
     python bench/data.py [--rounds 5] [--batch 100] [--petastorm PYTHON]
 
-farandole.data against Petastorm in an environment of its own, pyarrow in a plain loop (the limit) and torchdata's
-StatefulDataLoader over that loop, in turns: narrow and wide rows, in file order and shuffled, as batches of numpy
-arrays. Every contender opens the data, reads one epoch on one rank, and ends. torchdata sends each batch between
-processes: it reads some of them, and the rest is reckoned from these. "processor" is the time that an epoch took of
-all cores: trust it where the machine is shared. Writes bench/results/*-data.json.
+farandole.data, Petastorm, a plain pyarrow loop (the limit), and torchdata's StatefulDataLoader over that loop read in
+turns: narrow and wide rows, in file order and shuffled, as batches of NumPy arrays. Each contender opens the data,
+reads one epoch on one rank, and ends. torchdata sends each batch between processes, which is slow: it reads 200
+batches, and the time of an epoch is extrapolated from them. "processor" is the processor time of an epoch on all cores;
+on a shared machine it is more reliable than elapsed time. Writes bench/results/*-data.json.
 
-Petastorm 0.12.1 pins an old pyarrow; without an interpreter that has it, it is left out:
+Petastorm 0.12.1 pins an old pyarrow, so it needs an environment of its own. Without one it is left out:
 
     python3.11 -m venv build/petastorm
     build/petastorm/bin/pip install petastorm==0.12.1 'pyarrow<11' 'numpy<2' 'pandas<2.2' 'setuptools<70'
 
-With torch in that environment, too, its loader for torch is compared with ours: batches of tensors, shuffled in a queue
-of a thousand batches. Without, only its row groups are, cut into slices.
+If that environment also has torch, Petastorm's loader for torch is compared with ours: batches of tensors, shuffled in
+a queue of a thousand batches. Without torch only its row groups are read, cut into slices.
 """
 
 import argparse
@@ -46,7 +46,7 @@ except ImportError:
     StatefulDataLoader = None
 
 PETASTORM = Path("build/petastorm/bin/python")
-# Row groups cut into slices, which are no shuffled batches; or its loader for torch, which makes these.
+# Petastorm's row groups cut into slices, which do not mix rows of row groups; or its loader for torch, which does.
 PROGRAM = """
 import importlib.util, sys, time, warnings
 warnings.simplefilter("ignore")
@@ -84,7 +84,7 @@ Batch = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Task:
-    """One data set, read in one way."""
+    """A data set and the way to read it."""
 
     folder: Path
     rows: int
@@ -93,7 +93,7 @@ class Task:
 
 
 class Timing:
-    """Contenders over one task, each giving its seconds for an epoch; `firsts` are those to the first batch."""
+    """Contenders for one task. Each returns its seconds for an epoch; `firsts` holds the seconds to the first batch."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -115,7 +115,7 @@ class Timing:
         return measure
 
     def part(self, name: str, batches: Callable[[Task], Iterator[object]], most: int) -> Callable[[], float]:
-        """Time to the first batch, and what follows in proportion to the `most` batches after it."""
+        """Return a contender that reads `most` batches after the first and extrapolates the time of the epoch."""
 
         def measure() -> float:
             began = time.perf_counter()
@@ -156,7 +156,7 @@ def our_tensors(task: Task) -> Iterator[object]:
 
 
 def plain(task: Task, part: int = 0, parts: int = 1) -> Iterator[Batch]:
-    """Read with pyarrow alone: row group by row group, or four row groups shuffled together, cut into batches."""
+    """Yield batches read with pyarrow alone: one row group at a time, or four row groups shuffled together."""
     files = [pq.ParquetFile(path) for path in sorted(task.folder.iterdir())]
     groups = [(file, number) for file in files for number in range(file.num_row_groups)][part::parts]
     random = np.random.default_rng(0)
@@ -184,7 +184,7 @@ def as_array(column: pa.ChunkedArray) -> NDArray[np.generic]:
 
 
 class PlainDataset(torch.utils.data.IterableDataset[Batch]):
-    """The plain loop, a part of it in each worker."""
+    """The plain loop, with a part of the row groups for each worker."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -232,11 +232,11 @@ def write_wide(folder: Path, rows: int) -> None:
 
 
 def lines_of(what: str, timing: Timing, seconds: Race) -> list[Line]:
-    """Compare the rates, with what is asked of them, and the times to the first batch."""
+    """Return the comparisons of epochs (with targets), processor times and times to the first batch."""
     musts = {PETASTORM_LOADER: 2.0 if timing.task.shuffle else None, "pyarrow": 0.8}
     lines = []
     for measure, times in (("epoch", seconds.seconds), ("processor", timing.works), ("first batch", timing.firsts)):
-        # The round that warms caches counts in neither.
+        # Leave out the first round, which warms caches.
         counted = {name: values[-len(seconds.seconds[OURS]) :] for name, values in times.items()}
         for name, theirs in counted.items():
             if name != OURS:
@@ -249,7 +249,7 @@ def lines_of(what: str, timing: Timing, seconds: Race) -> list[Line]:
 
 
 def measure_task(what: str, task: Task, process: "subprocess.Popen[str] | None", tensors: bool, rounds: int) -> Found:
-    """Run the races over one task."""
+    """Run the races of one task."""
     timing = Timing(task)
     contenders = {OURS: timing.loop(OURS, ours), "pyarrow": timing.loop("pyarrow", plain)}
     if process is not None:
@@ -268,11 +268,11 @@ def measure_task(what: str, task: Task, process: "subprocess.Popen[str] | None",
 
 
 def start_petastorm(python: Path) -> "tuple[subprocess.Popen[str] | None, bool]":
-    """Start the other environment; says whether it has torch."""
+    """Start Petastorm's process; return it and whether its environment has torch. Without Petastorm: None, False."""
     if not python.exists():
         sys.stdout.write(f"Petastorm is left out: there is no {python}\n")
         return None, False
-    # Its torch may be this environment's, whose plug-ins are not for it.
+    # That environment may use this one's torch, whose plug-ins it cannot load.
     env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     process = subprocess.Popen(
         [python, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
@@ -309,8 +309,8 @@ def main() -> None:
     lines = [line for what, (timing, seconds) in found.items() for line in lines_of(what, timing, seconds)]
     for what, (timing, seconds) in found.items():
         rates = {name: timing.task.rows / statistics.median(each) / 1e6 for name, each in seconds.seconds.items()}
-        told = ", ".join(f"{name} {rate:.3g}" for name, rate in rates.items())
-        sys.stdout.write(f"{what}: million rows/s {told}\n")
+        listed = ", ".join(f"{name} {rate:.3g}" for name, rate in rates.items())
+        sys.stdout.write(f"{what}: million rows/s {listed}\n")
     sys.stdout.write(f"{table('rows out of Parquet', lines)}\n")
     races = {what: seconds for what, (_, seconds) in found.items()}
     sys.stdout.write(f"{record('data', races, ('farandole', 'numpy', 'pyarrow', 'torch', 'torchdata'), lines)}\n")

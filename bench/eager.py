@@ -1,10 +1,10 @@
-"""What does reducing the gradients of a tape cost in TensorFlow's eager mode: in one request, and one after the other?
+"""Cost of reducing a tape's gradients in TensorFlow's eager mode, in one request and one by one.
 
     python bench/eager.py [--full] [--rounds 5]
 
-Two ranks, one thread each for TensorFlow's operations. "exchange" is the reduction alone, of gradients that are there;
-"tape" has the backward pass that makes them before it. One after the other is what a tape in eager mode comes to when
-each gradient is waited for where it stands. Prints one table, writes bench/results/*-eager.json."""
+Two ranks, each with one thread for TensorFlow's operations. "exchange" is only the reduction of given gradients; "tape"
+also has the backward pass that makes them. "one by one" waits for each gradient before the next one is requested, as an
+eager tape without grouping does. Prints one table and writes bench/results/*-eager.json."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ from farandole.core.context import Context
 
 RANKS, ONE_BY_ONE = 2, "one by one"
 SHAPES: Sequence[tuple[int, int]] = ((100, 4 * KIB), (100, 64 * KIB), (20, 1024 * KIB))
-# What is asked of the reduction itself, for small gradients.
+# The least ratio for the reduction alone, with small gradients.
 MUST: Mapping[str, float] = {f"exchange of {SHAPES[0][0]} x {size_text(SHAPES[0][1])}": 6.0}
 
 
 class Step:
-    """Variables whose gradients are known, and what has come of them."""
+    """Variables whose gradients are known, and the reduced gradients."""
 
     def __init__(self, seat: Seat, count: int, size: int) -> None:
         self._variables = [tf.Variable(tf.ones(size // 4)) for _ in range(count)]
@@ -37,12 +37,12 @@ class Step:
         self._reduced: Sequence[Any] = []
 
     def record(self) -> None:
-        """Run the forward pass, whose gradients are this rank's number plus one."""
+        """Run the forward pass; its gradients are this rank's number plus one."""
         with tf.GradientTape(persistent=True) as self._tape:
             self._loss = tf.add_n([tf.reduce_sum(variable * self._mine) for variable in self._variables])
 
     def differentiate(self) -> None:
-        """Let the tape make the gradients, untimed, for an exchange alone."""
+        """Compute the gradients, untimed, for a measurement of the reduction alone."""
         self.record()
         self._gradients = self._tape.gradient(self._loss, self._variables)
 
@@ -66,7 +66,7 @@ class Step:
 
 
 def measure(seat: Seat) -> dict[str, Times]:
-    """The part of a rank."""
+    """Measure as one rank; return the times by title and contender."""
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))

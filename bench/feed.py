@@ -1,15 +1,17 @@
-"""How soon does training on a DataFrame begin, and how fast do its rows come?
+"""Time until training on a DataFrame begins, and rate of its rows.
 
     python bench/feed.py [--rows 1000000] [--columns 37] [--rounds 3] [--ranks 2] [--batch 256] [--petastorm PYTHON]
 
-A DataFrame that Spark has in memory, on the ranks of a Spark job (local[ranks]), in shuffled batches, for three epochs:
-fed to the ranks in the job itself; written as Parquet by Spark and read from there by our own loader; and read by
-Petastorm's in an environment of its own (see bench/data.py), as many processes as ranks, which begin when the ranks of
-a Spark job that does nothing else have begun. In turns. No framework's import counts, which would take as long on each
-way: our ranks need none, Petastorm's processes have imported torch before.
-Times are from the call on the driver to the first batch on all ranks and to the end of the first epoch, the writing of
-Parquet and the start of the job included, and those of a later epoch. "processor" is what all cores did for all epochs:
-trust it where the machine is shared. Writes bench/results/*-feed.json.
+The ranks of a Spark job (local[ranks]) read a DataFrame that Spark has in memory, in shuffled batches, for three
+epochs. Three ways take turns: farandole feeds the rows to the ranks within the job; Spark writes Parquet files, which
+farandole's loader reads; Spark writes Parquet files, which Petastorm's loader reads in an environment of its own (see
+bench/data.py). Petastorm has as many processes as there are ranks; they begin when the ranks of an empty Spark job have
+begun. The import of a framework, equally long for each way, does not count: farandole's ranks need none, and
+Petastorm's processes have imported torch before.
+
+"first batch" and "first epoch" are the seconds from the call on the driver until all ranks have them, with the writing
+of Parquet and the start of the job; "later epoch" is the time of a later epoch. "processor" is the processor time of
+all epochs on all cores; on a shared machine it is more reliable than elapsed time. Writes bench/results/*-feed.json.
 """
 
 import argparse
@@ -38,7 +40,7 @@ EPOCHS = 3
 DETOUR, THEIRS = "parquet, our loader", "parquet, petastorm"
 LOCALHOST = "127.0.0.1"
 
-# Each reading is a process's first, as in a job.
+# Petastorm's process. It forks for each reading, so that each is the first of its process, as in a job.
 PROGRAM = """
 import os, sys, time, warnings
 warnings.simplefilter("ignore")
@@ -67,7 +69,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Task:
-    """The data that is read."""
+    """The data to read."""
 
     frame: DataFrame
     rows: int
@@ -78,14 +80,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Reading:
-    """One rank's rows of all epochs, and when it had its first batch and ended each epoch, on the machine's clock."""
+    """One rank's number of rows in all epochs, and the times of its first batch and of the end of each epoch."""
 
     rows: int
     times: tuple[float, ...]
 
 
 def read(source: str | ShardSource, batch: int) -> Reading:
-    """Train on one rank of ours."""
+    """Read all epochs on one rank of farandole."""
     import farandole.numpy as hvd
 
     hvd.init()
@@ -109,7 +111,7 @@ def read(source: str | ShardSource, batch: int) -> Reading:
 
 @dataclass(frozen=True)
 class Moment:
-    """Seconds by the clock, and of all cores' work for this process and what it has started: Spark, ranks, peers."""
+    """Time of the clock, and processor time of this process and all its descendants: Spark, ranks, peers (seconds)."""
 
     time: float
     work: float
@@ -121,7 +123,7 @@ class Moment:
             try:
                 fields = entry.read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
             except OSError:
-                continue  # it has just ended; its parent has its time
+                continue  # the process has just ended; its parent counts its time
             number = int(entry.parent.name)
             parents[number] = int(fields[1])
             works[number] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
@@ -135,7 +137,7 @@ class Moment:
 
 
 class Timing:
-    """The contenders' seconds by what was measured: first batch, first epoch, later epoch; and for Parquet, writing."""
+    """Seconds by measurement and contender: first batch, first epoch, later epoch, and writing for Parquet."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -157,13 +159,13 @@ class Timing:
         self.wrote = Moment.now() - began
 
     def petastorm(self, processes: "list[subprocess.Popen[str]]") -> float:
-        """Read what was written last, as if it had just been written, and the job that trains had just been started."""
+        """Read the files that were written last; count the time to write them and to start a job as well."""
         if not self.wrote.time:
             self.write()
         job = Moment.now()
         ranks_began = max(run(time.monotonic, num_proc=self.task.ranks))
         ended = Moment.now()
-        # What follows in the job, its end, does not count.
+        # The end of the job does not count.
         spent = Moment(ranks_began - job.time + self.wrote.time, (ended - job).work + self.wrote.work)
         began = ended - spent
         for rank, process in enumerate(processes):
@@ -193,11 +195,11 @@ class Timing:
 
 
 def lines_of(timing: Timing, rounds: int) -> list[Line]:
-    """Compare each time, with what is asked of it."""
+    """Return the comparisons of all measurements, with their targets."""
     musts = {("first epoch", THEIRS): 2.0, ("later epoch", THEIRS): 2.0}
     lines = []
     for what in ("first batch", "first epoch", "later epoch", "processor"):
-        # The round that warms caches does not count.
+        # Leave out the first round, which warms caches.
         counted = {name: values[-rounds:] for name, values in timing.seconds[what].items()}
         mine = counted[OURS]
         for name, theirs in counted.items():
@@ -210,7 +212,7 @@ def lines_of(timing: Timing, rounds: int) -> list[Line]:
 
 @contextmanager
 def session(ranks: int) -> Iterator[SparkSession]:
-    """Start Spark with room for the rows."""
+    """Start Spark with enough memory for the rows."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(f"local[{ranks}]").appName("feed")
     for name, value in {
@@ -230,7 +232,7 @@ def session(ranks: int) -> Iterator[SparkSession]:
 
 
 def make_frame(spark: SparkSession, rows: int, columns: int) -> DataFrame:
-    """Make the rows: a label, and floats and integers in turns, of which every third is a double or long."""
+    """Return a DataFrame in memory: a label, and columns of floats, ints, doubles and longs."""
     kinds = ["float", "int", "float", "double", "int", "long"]
     made = [(F.rand(place) * 1000).cast(kinds[place % len(kinds)]).alias(f"x{place}") for place in range(columns - 1)]
     frame = spark.range(0, rows, 1, 8).select(*made, F.col("id").alias("label")).persist()
@@ -239,11 +241,11 @@ def make_frame(spark: SparkSession, rows: int, columns: int) -> DataFrame:
 
 
 def start_petastorm(python: Path, ranks: int) -> "list[subprocess.Popen[str]]":
-    """Start a process for each rank in the other environment; none when there is no such thing."""
+    """Start Petastorm's process for each rank; return [] if its environment is missing or lacks torch."""
     if not python.exists():
         sys.stdout.write(f"Petastorm is left out: there is no {python}\n")
         return []
-    # Its torch may be this environment's, whose plug-ins are not for it.
+    # That environment may use this one's torch, whose plug-ins it cannot load.
     env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env}
     processes = [subprocess.Popen([python, "-c", PROGRAM], **pipes) for _ in range(ranks)]  # type: ignore[call-overload]

@@ -2,13 +2,12 @@
 
     python bench/files.py [--images 2000] [--rounds 3] [--workers 2]
 
-JPEG files of 256 x 256 pixels in ten folders, decoded and resized to 224 x 224 by the same function for all contenders,
-in batches of 64, shuffled. farandole.data on threads and in processes stands beside torch's DataLoader with as many
-worker processes over the same folder, and beside these over the same images, if they are installed (pip install
-webdataset datasets mosaicml-streaming): WebDataset in tar shards, Hugging Face datasets in an Arrow file that was
-written before, Mosaic Streaming in its own shards. Each contender opens the data, reads one epoch, and ends; its figure
-is seconds per epoch.
-Writes bench/results/*-files.json.
+All contenders decode JPEG files of 256 x 256 pixels in ten folders with the same function, resize them to 224 x 224,
+and make shuffled batches of 64. farandole.data, with threads and with processes, is compared with torch's DataLoader
+with as many worker processes on the same folder. If installed (pip install webdataset datasets mosaicml-streaming),
+these read the same images: WebDataset from tar shards, Hugging Face datasets from an Arrow file, Mosaic Streaming from
+its own shards, all written before. Each contender opens the data, reads one epoch, and ends; the result is seconds per
+epoch. Writes bench/results/*-files.json.
 """
 
 import argparse
@@ -65,7 +64,7 @@ class Folder(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
 
 def write(images: Path, shards: Path, count: int) -> None:
-    """Write smooth images, which JPEG makes as small as photographs, to a folder and to shards."""
+    """Write smooth images, which JPEG compresses about as well as photographs, to a folder and to shards."""
     random = np.random.default_rng(0)
     shards.mkdir()
     for first in range(0, count, SHARD):
@@ -84,26 +83,26 @@ def write(images: Path, shards: Path, count: int) -> None:
 
 
 def ours(folder: Path, column: str, reading: Reading) -> Iterator[int]:
-    """Yield the numbers of samples in our batches of tensors."""
+    """Yield the number of samples of each batch of farandole's."""
     loader = Loader(files(str(folder), size=SIZE), batch_size=BATCH, policy="join", reading=reading)
     for batch in TensorLoader(loader) if column == "image" else loader:
         yield len(batch[column])
 
 
 def theirs(folder: Path, workers: int) -> Iterator[int]:
-    """Yield the numbers of samples in batches of torch's DataLoader."""
+    """Yield the number of samples of each batch of torch's DataLoader."""
     loader = torch.utils.data.DataLoader(Folder(folder), batch_size=BATCH, shuffle=True, num_workers=workers)
     for pixels, _ in loader:
         yield len(pixels)
 
 
 def decode_pair(sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
-    """Decode a sample of WebDataset."""
+    """Decode a sample of WebDataset into an image and its label."""
     return torch.from_numpy(decode_image(sample["jpg"], sample["__key__"], SIZE).copy()), int(sample["cls"])
 
 
 def their_shards(folder: Path, workers: int) -> Iterator[int]:
-    """Yield the numbers of samples in batches of WebDataset, whose shards are divided among the workers."""
+    """Yield the number of samples of each batch of WebDataset, whose shards are divided among the workers."""
     urls = sorted(map(str, folder.glob("*.tar")))
     data = webdataset.WebDataset(urls, shardshuffle=len(urls)).shuffle(1000).map(decode_pair).batched(BATCH)
     for pixels, _ in webdataset.WebLoader(data, batch_size=None, num_workers=workers):
@@ -117,14 +116,14 @@ def decode_columns(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def their_table(folder: Path, workers: int) -> Iterator[int]:
-    """Yield the numbers of samples in batches of Hugging Face datasets."""
+    """Yield the number of samples of each batch of Hugging Face datasets."""
     data = datasets.load_from_disk(str(folder)).with_transform(decode_columns)
     for batch in torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=workers):
         yield len(batch["image"])
 
 
 def their_stream(folder: Path, workers: int) -> Iterator[int]:
-    """Yield the numbers of samples in batches of Mosaic Streaming."""
+    """Yield the number of samples of each batch of Mosaic Streaming."""
 
     class Images(streaming.StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
@@ -138,7 +137,7 @@ def their_stream(folder: Path, workers: int) -> Iterator[int]:
 
 
 def peers_of(images: Path, scratch: Path, workers: int, count: int) -> dict[str, Callable[[], float]]:
-    """Write the images in the formats of the installed peers, and return these."""
+    """Write the images in the formats of the installed peers; return the peers' measurements by name."""
     found = {}
     rows = [{"data": path.read_bytes(), "label": int(path.parent.name[5:])} for path in sorted(images.rglob("*.jpg"))]
     if datasets is not None:
@@ -155,7 +154,7 @@ def peers_of(images: Path, scratch: Path, workers: int, count: int) -> dict[str,
 
 
 def timed(batches: Callable[[], Iterable[int]], count: int) -> Callable[[], float]:
-    """Return a function that reads an epoch and gives its seconds."""
+    """Return a function that reads an epoch and returns its seconds."""
 
     def measure() -> float:
         began = time.perf_counter()

@@ -1,12 +1,13 @@
-"""Seconds until the first step over a slow store, against downloading everything first.
+"""Seconds until the first step when reading from a slow store, compared with downloading everything first.
 
     python bench/first_step.py [--mib 128] [--megabytes-per-second 40] [--latency 30] [--rounds 3]
 
-A store in a process of its own delays each request and shares its bandwidth among all requests. It holds 128 Parquet
-files of one row group each, `--mib` in all. farandole.data opens them and takes the first batch of a shuffled epoch.
-Beside it, 16 threads copy all files to the local disk, and the same loader takes its first batch from there. "epoch" is
-the time until the last batch. Five times sooner is asked of --mib 1024, which takes half a minute per contender and
-round; at the default size the opening of files is half of our time.
+A store in a process of its own delays each request and divides its bandwidth among all requests. It contains 128
+Parquet files of one row group each, `--mib` MiB in all. farandole.data opens the files and reads the first batch of a
+shuffled epoch. The other contender copies all files to the local disk with 16 threads and reads its first batch from
+there with the same loader. "epoch" is the time until the last batch. The target is a first step five times sooner with
+--mib 1024, which takes half a minute per contender and round; at the default size, opening the files is half of
+farandole's time.
 Writes bench/results/*-first_step.json.
 """
 
@@ -35,7 +36,7 @@ PEER = "download all first"
 
 
 def write(folder: Path, mib: int) -> int:
-    """Write random rows, which no compression makes smaller; give their number."""
+    """Write random rows, which do not compress; return their number."""
     random, rows = np.random.default_rng(0), (mib << 20) // FILES // (4 * WIDTH)
     for number in range(FILES):
         values = pa.array(random.random(rows * WIDTH, np.float32))
@@ -45,7 +46,7 @@ def write(folder: Path, mib: int) -> int:
 
 
 def steps(source: ParquetSource, began: float, rows: int) -> tuple[float, float]:
-    """Read an epoch; give seconds until the first batch and until the last."""
+    """Read an epoch; return the seconds from `began` until the first batch and until the last."""
     first, seen = 0.0, 0
     for batch in Loader(source, batch_size=BATCH, policy="join"):
         first = first or time.perf_counter() - began
@@ -55,13 +56,13 @@ def steps(source: ParquetSource, began: float, rows: int) -> tuple[float, float]
 
 
 def ours(store: Store, rows: int) -> tuple[float, float]:
-    """Read from the store."""
+    """Read from the store; return the seconds until the first batch and until the last."""
     began = time.perf_counter()
     return steps(ParquetSource(URL, store.options), began, rows)
 
 
 def theirs(store: Store, rows: int) -> tuple[float, float]:
-    """Copy all files, then read the copies."""
+    """Copy all files, then read the copies; return the seconds until the first batch and until the last."""
     began = time.perf_counter()
     client = S3Client(URL, store.options)
     listed = client.listing(URL.removeprefix("s3://"), None) or []

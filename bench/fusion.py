@@ -1,10 +1,10 @@
-"""What do many small tensors cost: 200 of 4 KiB, as one group and one by one, and in a mix of types?
+"""Cost of many small tensors: 200 of 4 KiB, as one group, one by one, and of mixed types.
 
     python bench/fusion.py [--full] [--rounds 5]
 
-Against gloo (packed into one tensor; coalesced; one by one) and MPI (packed; one by one). The mix holds runs of float16
-and float32 tensors in turn: with fusion looking past the other type, with that switched off in the engine, and without
-fusion. Prints one table, writes bench/results/*-fusion.json."""
+The peers are gloo (packed into one tensor; coalesced; one by one) and MPI (packed; one by one). The mix has alternating
+runs of float16 and float32 tensors. It is measured with fusion that looks ahead past tensors of the other type, with
+look-ahead switched off in the engine, and without fusion. Prints one table and writes bench/results/*-fusion.json."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ SHORT_SIGHTED, UNFUSED = "look-ahead off", "no fusion"
 MUST: Mapping[str, Mapping[str, float]] = {
     GROUPED: {PACKED: 10, "Open MPI packed": 2},
     SINGLY: {EACH: 100},
-    # Horovod claims +26 % for looking past the other type.
+    # Horovod claims +26 % for look-ahead.
     MIXED: {SHORT_SIGHTED: 1.26},
     MIXED_TCP: {SHORT_SIGHTED: 1.26},
 }
@@ -59,7 +59,7 @@ class Tensors:
         return Contender(run, self.refresh, self.right, context)
 
     def singly(self) -> None:
-        """Submit one by one, in this order, then wait for all."""
+        """Submit the tensors one by one, in order, then wait for all."""
         handles = [
             hvd.allreduce_async_(value, name=name, op=hvd.Sum)
             for value, name in zip(self.values, self.names, strict=True)
@@ -69,7 +69,7 @@ class Tensors:
 
 
 def of_one_type(seat: Seat, context: Context) -> dict[str, dict[str, Contender]]:
-    """Grouped and singly, for all peers."""
+    """Return the contenders that submit tensors of one type, as a group and singly."""
     tensors = Tensors(seat, [torch.float32] * TENSORS, "sum")
     values, packed = tensors.values, torch.empty(TENSORS * TENSOR_BYTES // 4)
 
@@ -111,7 +111,7 @@ def of_one_type(seat: Seat, context: Context) -> dict[str, dict[str, Contender]]
 
 
 def mixed(seat: Seat, contexts: Mapping[str, Context]) -> dict[str, Contender]:
-    """The same sequence of types in each of the contexts."""
+    """Return a contender for each context; all submit the same sequence of types."""
     dtypes = [(torch.float16, torch.float32)[place // RUN % 2] for place in range(TENSORS)]
     tensors = Tensors(seat, dtypes, "mixed")
     return {name: tensors.contender(tensors.singly, context) for name, context in contexts.items()}
@@ -119,13 +119,13 @@ def mixed(seat: Seat, contexts: Mapping[str, Context]) -> dict[str, Contender]:
 
 @contextmanager
 def engines(*, look_ahead: bool) -> Iterator[None]:
-    """Let contexts made in this block have engines with or without look-ahead, which is no setting of users."""
+    """Make contexts in this block with engines with or without look-ahead, for which users have no setting."""
     with mock.patch("farandole.core.wiring.start.Engine", partial(Engine, look_ahead=look_ahead)):
         yield
 
 
 def measure(seat: Seat) -> dict[str, Times]:
-    """The part of a rank."""
+    """Measure as one rank; return the times by title and contender."""
     rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
     full = Config().fusion_threshold
     kinds = {OURS: (full, True), SHORT_SIGHTED: (full, False), UNFUSED: (0, True)}
@@ -142,7 +142,7 @@ def measure(seat: Seat) -> dict[str, Times]:
         fields = of_one_type(seat, contexts[False][OURS])
         fields |= {MIXED: mixed(seat, contexts[False]), MIXED_TCP: mixed(seat, contexts[True])}
         for title, contenders in fields.items():
-            # gloo needs a hundred times longer than the others when it is asked one by one.
+            # gloo takes a hundred times longer than the others for tensors one by one.
             results[title] = peers.take_turns(seat, contenders, rounds, repeats if EACH not in contenders else 3)
     return results
 

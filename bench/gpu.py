@@ -1,15 +1,15 @@
-"""How fast are CUDA tensors, beside torch.distributed? It has never run on a GPU.
+"""Collectives and training with CUDA tensors, compared with torch.distributed. It has not run on a GPU yet.
 
     python bench/gpu.py [--full] [--rounds 5] [--part NAME]... [--dry]
 
-Three parts. "staged": two ranks on one GPU, an allreduce through host memory, and by gloo on the same tensors. "nccl":
-an allreduce by NCCL, and by torch's NCCL backend; one rank for each GPU, so with one GPU the overhead of the call.
-"resnet": ResNet-50 on synthetic pictures with bf16 autocast, by DistributedOptimizer and by DDP over NCCL: a whole
-step, and how long the host is busy with one. All contenders take turns. A measurement ends when the GPU has the result,
-but that of the host's time. Prints one table, writes bench/results/*-gpu.json.
+There are three parts. "staged": two ranks on one GPU, an allreduce through host memory, compared with gloo on the same
+tensors. "nccl": an allreduce with NCCL, compared with torch's NCCL backend; one rank for each GPU, so one GPU shows the
+overhead of the call. "resnet": ResNet-50 on synthetic pictures with bf16 autocast, with DistributedOptimizer and with
+DDP over NCCL: the time of a step, and the host's time for a step. All contenders take turns. A measurement ends when
+the GPU has the result, except that of the host's time. Prints one table and writes bench/results/*-gpu.json.
 
-`--dry` runs all of it on the CPU, with small tensors and gloo in the place of NCCL: it shows that the program works,
-and measures nothing."""
+`--dry` runs everything on the CPU with small tensors and gloo instead of NCCL. It shows that the program works; its
+times mean nothing."""
 
 import argparse
 import sys
@@ -41,7 +41,7 @@ MUST: Mapping[str, Mapping[str, float]] = {
 
 
 class Place:
-    """Where a rank computes, and the size of what it does there."""
+    """The device of a rank, and the number of rounds and repeats."""
 
     def __init__(self, seat: Seat, gpu: int) -> None:
         self.is_dry = bool(seat.options["dry"])
@@ -51,12 +51,12 @@ class Place:
             torch.cuda.set_device(self.device)
 
     def wait(self) -> None:
-        """Wait until the device has done all that it was told."""
+        """Block until the device has done all submitted work."""
         if not self.is_dry:
             torch.cuda.synchronize()
 
     def repeats_of(self, size: int) -> int:
-        """How often to repeat an operation on so many bytes."""
+        """Return how often to repeat an operation on `size` bytes."""
         return self.repeats if size < MIB else max(5, self.repeats // 10)
 
 
@@ -79,7 +79,7 @@ def ours(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def staged(seat: Seat) -> dict[str, Times]:
-    """Ranks that share a GPU."""
+    """Measure allreduces of ranks that share a GPU."""
     place = Place(seat, 0)
     results: dict[str, Times] = {}
     with seat.context("staged", Config()) as context, use(context):
@@ -99,12 +99,12 @@ def nccl_group(place: Place) -> dist.ProcessGroup:
 
 
 def demanded() -> Config:
-    """NCCL, or an error: else host memory would be measured unseen."""
+    """Return a configuration that requires NCCL; without it farandole could use host memory silently."""
     return Config(gpu_allreduce="nccl", gpu_broadcast="nccl")
 
 
 def by_nccl(seat: Seat) -> dict[str, Times]:
-    """Each rank has a GPU of its own."""
+    """Measure allreduces of ranks with one GPU each."""
     place = Place(seat, seat.rank)
     group = nccl_group(place)
     results: dict[str, Times] = {}
@@ -120,7 +120,7 @@ def by_nccl(seat: Seat) -> dict[str, Times]:
 
 
 class Training:
-    """ResNet-50 and its pictures, which stay on the device."""
+    """ResNet-50 and its pictures on the device."""
 
     def __init__(self, place: Place, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
         torch.manual_seed(1)
@@ -134,7 +134,7 @@ class Training:
         self._classes = torch.randint(1000, (rows,), device=place.device)
 
     def start(self) -> None:
-        """Tell the device to do a step; returns while it works."""
+        """Submit a step to the device without waiting for it."""
         self.optimizer.zero_grad()
         with torch.autocast(self._place.device.type, torch.bfloat16):
             loss = torch.nn.functional.cross_entropy(self.model(self._pictures), self._classes)
@@ -147,7 +147,7 @@ class Training:
 
 
 def resnet(seat: Seat) -> dict[str, Times]:
-    """Each rank has a GPU of its own."""
+    """Measure training of ranks with one GPU each: the step, and the host's time for it."""
     place = Place(seat, seat.rank)
     group = nccl_group(place)
     mine = Training(place, lambda net: net)
@@ -169,7 +169,7 @@ PARTS: Mapping[str, Callable[[Seat], dict[str, Times]]] = {"staged": staged, "nc
 
 
 def measure(seat: Seat) -> dict[str, Times]:
-    """The part of a rank."""
+    """Measure the part that the options name, as one rank."""
     with seat.gloo():
         return PARTS[str(seat.options["part"])](seat)
 

@@ -1,16 +1,15 @@
-"""How long does an asynchronous allreduce of 4 B take while both cores compute, and what does it cost the computation?
-What does it cost to submit a tensor, and to keep a timeline?
+"""Time of asynchronous allreduces of 4 B while both cores compute, and the costs of submits and timelines.
 
     python bench/latency.py [--full] [--rounds 5]
 
-Every rank computes for about 300 us, +- 25 %, submits, and goes on computing, so threads of the engine have to be woken
-and to do the work beside the computation; before it submits again it waits for the operation before. An operation lasts
-from the last rank's submit to the last rank's completion, as the engine's trace or the peer's callback tells it. The
-"1 ms cycle" is a thread that looks once per millisecond for what was submitted, as Horovod's does, over farandole's own
-blocking allreduce. The computation's speed, the slowest rank's, is compared with that of rounds without any operation.
-Submitting is timed without waiting, through the public function and at the engine's own. A timeline's cost is the
-difference between blocking operations with and without one, by event. Prints one table, writes
-bench/results/*-latency.json."""
+Each rank computes for about 300 us, +- 25 %, submits, and continues to compute. The engine's threads must therefore
+wake up and work beside the computation. Before the next submit a rank waits for the previous operation. An operation
+lasts from the last rank's submit to the last rank's completion; the engine's trace or the peer's callback records the
+completion. "1 ms cycle" is a thread that looks for submitted tensors once per millisecond, as Horovod's does, and calls
+farandole's blocking allreduce. The speed of the computation (on the slowest rank) is compared with that of rounds
+without operations. Submits are timed without waiting, through the public function and the engine's. The cost of a
+timeline is the difference between blocking operations with and without a timeline, per event. Prints one table and
+writes bench/results/*-latency.json."""
 
 import json
 import queue
@@ -64,7 +63,7 @@ class Work:
         self.steps = 0
 
     def piece(self) -> None:
-        """Compute for one piece's time."""
+        """Compute for about `PIECE_US` microseconds."""
         end = time.perf_counter_ns() + int(PIECE_US * 1e3 * (1 + JITTER * self._random.uniform(-1, 1)))
         while time.perf_counter_ns() < end:
             self._matrix.mm(self._matrix)
@@ -73,7 +72,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to submit, and what tells afterwards when each operation was complete; it waits until all are."""
+    """A way to submit operations. `completed` waits for all and returns their times of completion in nanoseconds."""
 
     submit: Callable[[], None]
     completed: Callable[[], list[int]]
@@ -91,7 +90,7 @@ def ours(context: Context) -> Way:
     def completed() -> list[int]:
         hvd.synchronize(handles[-1])
         handles.clear()
-        return []  # the trace knows
+        return []  # the trace has the times
 
     return Way(submit, completed)
 
@@ -118,13 +117,13 @@ def by_gloo() -> Way:
 
 @contextmanager
 def by_cycle(context: Context) -> Iterator[Way]:
-    """A thread that wakes once per millisecond."""
+    """Yield a way whose thread looks for submitted tensors once per millisecond."""
     tensor, stamps, asked = torch.ones(1), queue.SimpleQueue[int](), queue.SimpleQueue[bool]()
     counts, free, turning, stop = [0], threading.Semaphore(1), threading.Event(), threading.Event()
 
     def run() -> None:
         with default.use(context):
-            # Between its turns it sleeps, so that it does not burden the others.
+            # The thread sleeps between its turns, so that it does not slow the other contenders.
             while turning.wait() and not stop.wait(0.001):
                 while not asked.empty():
                     asked.get()
@@ -156,7 +155,7 @@ def by_cycle(context: Context) -> Iterator[Way]:
 
 
 def turn(seat: Seat, work: Work, way: Way | None, count: int) -> tuple[list[int], list[int], float]:
-    """Submit `count` times; gives the times of submits and completions, and the steps of work per second."""
+    """Submit `count` times; return the times of submits and of completions, and the steps of work per second."""
     seat.barrier()
     submitted, begin, steps = [], time.perf_counter(), work.steps
     for _ in range(count):
@@ -170,7 +169,7 @@ def turn(seat: Seat, work: Work, way: Way | None, count: int) -> tuple[list[int]
 
 
 def measure(seat: Seat) -> dict[str, Times]:
-    """The part of a rank."""
+    """Measure as one rank; return the times by title and contender."""
     rounds, count = int(str(seat.options["rounds"])), int(str(seat.options["count"]))
     names = (OURS, IDLE, GLOO, CYCLE)
     results: dict[str, Times] = {
@@ -197,7 +196,7 @@ def measure(seat: Seat) -> dict[str, Times]:
                     elif ends and number > 0:
                         results[ASYNC][name].append(list(zip(begins, ends, strict=True)))
                     if number > 0:
-                        # As the time of a thousand steps, so that it is compared like all other times.
+                        # Recorded as the time of a thousand steps, to be compared like all other times.
                         results[WORK][name].append([(0, int(1e12 / speed))])
         completions = iter(read_trace(timeline_path(trace, seat.rank)))
         with ExitStack() as running:
@@ -218,10 +217,10 @@ def measure(seat: Seat) -> dict[str, Times]:
 
 
 def measure_submits(seat: Seat, context: Context, rounds: int) -> dict[str, Times]:
-    """The nanoseconds of one submit, among many that nobody waits for yet."""
+    """Return the nanoseconds of one submit among many without waits, by title and contender."""
     tensors = [torch.ones(1) for _ in range(SUBMITS)]
     names = [f"submitted.{place}" for place in range(SUBMITS)]
-    # As `allreduce_async_` does, but from C to C: what is timed is the engine's part.
+    # The calls of `allreduce_async_`, but made from C, so that only the engine's part is timed.
     in_engine = partial(map, context.engine.start, repeat(Request(kinds.ALLREDUCE, "submitted")))
     ways: dict[str, Callable[[], Iterable[object]]] = {
         SUBMIT: lambda: (
@@ -234,12 +233,12 @@ def measure_submits(seat: Seat, context: Context, rounds: int) -> dict[str, Time
     with default.use(context):
         for number in range(rounds + 1):
             for kind, way in ways.items():
-                for time_it in (False, number > 0):  # what others left in the caches is not the subject
+                for time_it in (False, number > 0):  # the first pass warms the caches
                     seat.barrier()
                     begin = time.perf_counter_ns()
                     pending = list(way())
                     each = (time.perf_counter_ns() - begin) // SUBMITS
-                    while pending:  # a program does not keep them
+                    while pending:  # drop the handles, as a program does
                         pending.pop().wait()  # type: ignore[attr-defined]
                     if time_it:
                         taken[kind].append([(0, each)])
@@ -248,7 +247,7 @@ def measure_submits(seat: Seat, context: Context, rounds: int) -> dict[str, Time
 
 
 def measure_timeline(seat: Seat, contexts: Mapping[str, Context], rounds: int) -> Times:
-    """The nanoseconds of one blocking operation, by context."""
+    """Return the nanoseconds of one blocking operation, by context."""
     tensor = torch.ones(1)
     taken: Times = {name: [] for name in contexts}
     for number in range(rounds + 1):
@@ -264,14 +263,14 @@ def measure_timeline(seat: Seat, contexts: Mapping[str, Context], rounds: int) -
 
 
 def per_event(race: Race, events: int) -> Race:
-    """Return the cost of one event, from operations with `events` each and operations without."""
+    """Return the cost of one event of a timeline; each traced operation has `events` events."""
     pairs = zip(race.seconds[OURS], race.seconds[UNTRACED], strict=True)
-    # The difference of two noisy times may be below zero; that is as good as nothing.
+    # The difference of two noisy times may be negative: then record almost 0.
     return Race({OURS: [max((on - off) / events, 1e-10) for on, off in pairs]}, {})
 
 
 def read_trace(path: Path) -> list[int]:
-    """When each operation of ours was complete, in order, on the clock of `time.perf_counter_ns`."""
+    """Return the times of completion of farandole's operations, sorted, on the clock of `time.perf_counter_ns`."""
     events = json.loads(path.read_text(encoding="utf-8"))
     ours = [each for each in events if each["name"] == "allreduce" and each["args"]["tensor"] == f"allreduce.{NAME}"]
     return sorted(int((each["ts"] + each["dur"]) * 1e3) for each in ours)

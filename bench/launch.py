@@ -1,9 +1,9 @@
-"""How long from the command to the moment when all ranks are initialized?
+"""Time from the launch command until all ranks are initialized.
 
     python bench/launch.py [--rounds 7] [--ranks 2]
 
-farandole run against torchrun (gloo), the same torch imported by both programs, in turns; and `import farandole`.
-Prints min / median / max, writes bench/results/*-launch.json."""
+`farandole run` and torchrun (gloo) take turns; both programs import the same torch. The time of `import farandole` is
+measured as well. Prints min / median / max and writes bench/results/*-launch.json."""
 
 import argparse
 import socket
@@ -30,7 +30,7 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 """
 
-# The clock is one for all processes of a machine. What comes after init is not measured.
+# All processes of a machine share this clock. The program's end is not measured.
 NOTE = """
 import os, sys, time
 now = time.monotonic()
@@ -42,7 +42,7 @@ TIMEOUT = 120.0
 
 
 def until_initialized(command: Sequence[str], program: str, ranks: int) -> float:
-    """Seconds from starting `command` until init had returned on the last of its ranks."""
+    """Return the seconds from the start of `command` until `init` has returned on the last of its ranks."""
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
         script = Path(folder, "program.py")
         script.write_text(program + NOTE, encoding="utf-8")
@@ -54,7 +54,7 @@ def until_initialized(command: Sequence[str], program: str, ranks: int) -> float
 
 
 def launch(ranks: int, rounds: int) -> Race:
-    """farandole run against torchrun."""
+    """Race `farandole run` against torchrun."""
     here = Path(sys.executable).parent
 
     def ours() -> float:
@@ -69,7 +69,7 @@ def launch(ranks: int, rounds: int) -> Race:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now; torchrun wants one to be named."""
+    """Return a port on which nothing listens now, for torchrun, which needs a port number."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -77,7 +77,7 @@ def free_port() -> int:
 
 
 def imports(rounds: int) -> Race:
-    """Seconds that an import takes in a new interpreter, its own start left out."""
+    """Measure the seconds of imports in a new interpreter, without the interpreter's own start."""
     return race({f"import {name}": importing(name) for name in ("farandole", "farandole.torch", "torch")}, rounds)
 
 

@@ -1,10 +1,10 @@
-"""How long does a Spark job of N ranks take when the ranks have nothing to do?
+"""Time of a Spark job whose ranks have nothing to do.
 
     python bench/launch_spark.py [--rounds 5] [--ranks 2] [--work torch]
 
-HorovodRunner against pyspark's own TorchDistributor in one Spark session (local[N], CPU), in turns: from the call of
-`run` to rank 0's value. `--work torch` makes both import torch and meet (init), which is where a training begins.
-It must take half of TorchDistributor's time at most. Writes bench/results/*-launch-spark.json."""
+HorovodRunner and pyspark's own TorchDistributor take turns in one Spark session (local[N], CPU). The time is from the
+call of `run` until it returns rank 0's value. With `--work torch` both import torch and initialize the job, as a
+training does first. The target is half of TorchDistributor's time at most. Writes bench/results/*-launch-spark.json."""
 
 import argparse
 import contextlib
@@ -26,12 +26,12 @@ THEIRS = "TorchDistributor"
 
 
 def nothing() -> int:
-    """The function that both run."""
+    """Return a value, as the function that both launchers run."""
     return 42
 
 
 def ours_until_initialized() -> int:
-    """A rank that imports torch and meets the others."""
+    """Import torch and initialize farandole as a rank."""
     import torch
 
     import farandole.torch as hvd
@@ -42,7 +42,7 @@ def ours_until_initialized() -> int:
 
 
 def theirs_until_initialized() -> int:
-    """The same with torch's own library."""
+    """Import torch and initialize torch.distributed as a rank."""
     import torch
     import torch.distributed
 
@@ -54,7 +54,7 @@ def theirs_until_initialized() -> int:
 
 @contextlib.contextmanager
 def session(ranks: int) -> Iterator[SparkSession]:
-    """One session for both; Spark's own log is not the question."""
+    """Start the Spark session for both, without Spark's log."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(f"local[{ranks}]").appName("launch_spark")
     for name, value in {
@@ -73,7 +73,7 @@ def session(ranks: int) -> Iterator[SparkSession]:
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Seconds that `run` takes; both sides must have brought rank 0's value."""
+    """Return the seconds that `run` takes; it must return rank 0's value."""
     started = time.monotonic()
     value = run()
     taken = time.monotonic() - started
@@ -82,7 +82,7 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def launch(ranks: int, rounds: int, work: str) -> Race:
-    """HorovodRunner against TorchDistributor."""
+    """Race HorovodRunner against TorchDistributor."""
     ours, theirs = (nothing, nothing) if work == "none" else (ours_until_initialized, theirs_until_initialized)
     distributor = TorchDistributor(num_processes=ranks, local_mode=False, use_gpu=False)
     return race(
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--work", choices=("none", "torch"), default="none")
     options = parser.parse_args()
-    logging.getLogger("farandole.spark").setLevel(logging.INFO)  # its announcement to the log, not to this output
+    logging.getLogger("farandole.spark").setLevel(logging.INFO)  # log the announcement, do not print it
     with session(options.ranks):
         result = launch(options.ranks, options.rounds, options.work)
     name = f"np={options.ranks}, work={options.work}: seconds from run to rank 0's value"

@@ -1,15 +1,15 @@
-"""Measure the launcher's cost for many ranks and many hosts.
+"""Cost of the launcher for many ranks and many hosts.
 
     python bench/many.py [--rounds 3] [--local 16] [--ranks 4096] [--most 64]
 
-* 64 ranks on 4 hosts, which are network namespaces with a real sshd each: from the command to the last return of
-  `init()`.
-* The rendezvous of 64 to 4096 simulated ranks, connections of one other process: from the first connection to the last
-  answer, and the server's most memory.
-* Agents on 2 to 64 hosts, which are names of two sshd: the processor time of the launcher, its ssh clients included,
-  per host. The agents' own time is not counted; they would run elsewhere.
+* 64 ranks on 4 hosts (network namespaces with a real sshd each): the time from the command until `init()` has returned
+  on all ranks.
+* The rendezvous of 64 to 4096 simulated ranks, which are connections of one other process: the time from the first
+  connection to the last answer, and the greatest memory of the server.
+* Agents on 2 to 64 hosts, which are names of two sshd: the launcher's processor time per host, with its ssh clients.
+  The agents' own time does not count, because they would run on other machines.
 
-Needs root and sshd for the hosts. Prints tables, writes bench/results/*-many.json."""
+The hosts need root and sshd. Prints tables and writes bench/results/*-many.json."""
 
 import argparse
 import multiprocessing
@@ -44,16 +44,16 @@ import farandole.numpy as hvd
 hvd.init()
 rank = hvd.rank()
 """
-PAYLOAD = bytes(400)  # about what init() gives
-SECONDS = 120.0  # of the simulated ranks' patience
-FILES = 20_000  # open files that the limit is raised to, where that is allowed
+PAYLOAD = bytes(400)  # about as many bytes as init() sends
+SECONDS = 120.0  # that simulated ranks wait
+FILES = 20_000  # limit of open files to set, if the system allows it
 
 
 @contextmanager
 def serving(folder: Path, count: int, aliases: int = 0) -> Iterator[tuple[list[str], list[str], Path]]:
-    """Start `count` hosts with a server each; yield their addresses, `aliases` further names, and ssh's configuration.
+    """Start `count` hosts with an sshd each; yield their addresses, `aliases` more names, and ssh's configuration.
 
-    The names share the servers in turn."""
+    The additional names refer to the hosts in turn."""
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("mine", "stranger", "server"):
         key(folder / name)
@@ -90,44 +90,45 @@ def start(rounds: int, local: int) -> Race:
 
 
 def conversation(secret: bytes, rank: int, size: int) -> Steps[None]:
-    """Yield what a rank sends, and the bytes that it then wants, up to the length of the answer."""
+    """Yield the bytes that a rank sends and the numbers of bytes that it reads, up to the length of the answer."""
     me = Caller(rank=rank, size=size, generation=0, round=0).pack()
     yield from handshake_steps(secret, me=me, accept=False, where="the rendezvous")
     yield REQUEST.pack(SECONDS, len(PAYLOAD), False) + PAYLOAD
 
 
 class SimulatedRank:
-    """A rank's side of the rendezvous: the handshake, the request, and the answer, of which only rank 0 keeps all."""
+    """A rank's side of the rendezvous: handshake, request and answer. Only rank 0 keeps the answer."""
 
     def __init__(self, address: tuple[str, int], secret: bytes, rank: int, size: int) -> None:
         self.sock = socket.create_connection(address)
         self.sock.setblocking(False)
         self.keeps = rank == 0
         self.rank, self.steps = rank, conversation(secret, rank, size)
-        self.heard, self.answer = bytearray(), bytearray()
-        self.left = -1  # bytes of the answer
-        self.wanted = self._advance(None)  # bytes of the handshake; 0 after it
+        self.received, self.answer = bytearray(), bytearray()
+        self.left = -1  # bytes of the answer that have not arrived; -1 before its length is known
+        self.wanted = self._advance(None)  # bytes of the handshake to read next; 0 after the handshake
 
-    def _advance(self, heard: bytes | None) -> int:
-        wish = next(self.steps) if heard is None else self.steps.send(heard)
-        while isinstance(wish, bytes):
-            self.sock.sendall(wish)
-            wish = next(self.steps, 0)
-        return wish
+    def _advance(self, received: bytes | None) -> int:
+        step = next(self.steps) if received is None else self.steps.send(received)
+        while isinstance(step, bytes):
+            self.sock.sendall(step)
+            step = next(self.steps, 0)
+        return step
 
-    def hear(self) -> bool:
-        """Read what has come; return whether the answer is complete.
+    def receive(self) -> bool:
+        """Read the received bytes without blocking; return whether the answer is complete.
 
-        Raises `ConnectionError` if the server made way for newer connections, `RendezvousError` if it broke off."""
+        Raises `ConnectionError` if the server closed this connection in favour of newer ones, `RendezvousError` if it
+        closed the connection after the handshake."""
         if self.left >= 0:
             data = self.sock.recv(min(1 << 18, self.left))
             self.left -= len(data)
             self.answer += data if self.keeps else b""
         else:
             wanted = self.wanted or FRAME_LENGTH.size
-            data = self.sock.recv(wanted - len(self.heard))
-            self.heard += data
-            if len(self.heard) == wanted:
+            data = self.sock.recv(wanted - len(self.received))
+            self.received += data
+            if len(self.received) == wanted:
                 self._take()
         if not data:
             if self.wanted:
@@ -136,15 +137,15 @@ class SimulatedRank:
         return self.left == 0
 
     def _take(self) -> None:
-        heard, self.heard = bytes(self.heard), bytearray()
+        received, self.received = bytes(self.received), bytearray()
         if self.wanted:
-            self.wanted = self._advance(heard)
+            self.wanted = self._advance(received)
         else:
-            (self.left,) = FRAME_LENGTH.unpack(heard)
+            (self.left,) = FRAME_LENGTH.unpack(received)
 
 
 def simulated(address: str, secret: bytes, size: int) -> tuple[float, int]:
-    """Let `size` ranks meet; return the seconds until the last has its answer, and the retries."""
+    """Simulate the rendezvous of `size` ranks; return the seconds until the last answer, and the retries."""
     started = time.monotonic()
     where, retried, kept = split_address(address), 0, bytearray()
     with selectors.DefaultSelector() as selector:
@@ -159,7 +160,7 @@ def simulated(address: str, secret: bytes, size: int) -> tuple[float, int]:
             for each, _ in selector.select(SECONDS):
                 rank = each.data
                 try:
-                    if not rank.hear():
+                    if not rank.receive():
                         continue
                     kept = rank.answer if rank.keeps else kept
                 except ConnectionError:
@@ -173,14 +174,14 @@ def simulated(address: str, secret: bytes, size: int) -> tuple[float, int]:
 
 
 def allow_files() -> None:
-    """Raise this process's limit of open files as far as it goes."""
+    """Raise this process's limit of open files as far as allowed, to `FILES` at most."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def serve_rendezvous(size: int, pipe: "multiprocessing.connection.Connection") -> None:
-    """Serve one rendezvous in this process; send its address, and at the end the most memory, in MiB."""
+    """Serve one rendezvous in this process; send its address and secret, and at the end the peak memory in MiB."""
     allow_files()
     secret = new_secret()
     with RendezvousServer(size, secret) as server:
@@ -190,7 +191,7 @@ def serve_rendezvous(size: int, pipe: "multiprocessing.connection.Connection") -
 
 
 def meet(size: int) -> tuple[float, float, float]:
-    """Return the seconds of the rendezvous of `size` ranks, the MiB of the server's process, and the retries."""
+    """Return the seconds of the rendezvous of `size` ranks, the peak MiB of the server's process, and the retries."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     server = context.Process(target=serve_rendezvous, args=(size, there))
@@ -212,7 +213,7 @@ def processor_seconds() -> float:
 
 
 def agents(names: list[str], config: Path) -> tuple[float, float]:
-    """Open the agents of hosts; return the seconds, and the launcher's processor time per host."""
+    """Start the agents of hosts; return the seconds, and the launcher's processor seconds per host."""
     backend = SshBackend([Host(name, 1) for name in names], Ssh(command=f"ssh -F {config}"))
     before, started = processor_seconds(), time.monotonic()
     with backend.open_agents(backend.hosts):
@@ -221,7 +222,7 @@ def agents(names: list[str], config: Path) -> tuple[float, float]:
 
 
 def powers(least: int, most: int, by: int = 4) -> list[int]:
-    """Return `least`, `least` * `by` and so on, and `most`."""
+    """Return `least`, `least * by`, `least * by**2` and so on below `most`, then `most`."""
     sizes = [least]
     while sizes[-1] * by < most:
         sizes.append(sizes[-1] * by)
@@ -229,7 +230,7 @@ def powers(least: int, most: int, by: int = 4) -> list[int]:
 
 
 def repeated(title: str, names: Sequence[str], action: Callable[[], Sequence[float]], rounds: int) -> Race:
-    """Do `action` `rounds` times and print the medians of what it returns."""
+    """Call `action` `rounds` times, print the medians of its values by name, and return all values."""
     done = [action() for _ in range(rounds)]
     columns = {name: [each[place] for each in done] for place, name in enumerate(names)}
     medians = (f"{name} {sorted(values)[len(values) // 2]:.4g}" for name, values in columns.items())
@@ -239,7 +240,7 @@ def repeated(title: str, names: Sequence[str], action: Callable[[], Sequence[flo
 
 
 def main() -> None:
-    """Measure the three parts."""
+    """Measure the three parts, print the results, and record them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--local", type=int, default=16, help="ranks on each of four hosts; 0 leaves the part out")

@@ -1,10 +1,10 @@
-"""How long does an allreduce over the fabric "mpi" take, compared with mpi4py's own call in the same processes?
+"""Time of an allreduce over the fabric "mpi", compared with mpi4py's own call in the same processes.
 
     python bench/mpi.py [--rounds 5] [--ranks 2] [--most 67108864]
 
-One job runs below Open MPI's mpirun and one below MPICH's mpiexec, with mpi4py and farandole in each process. Both
-reduce the same float32 buffer in place, in turns; a time is that of the slowest rank, per operation of a row of them.
-Prints the times, and ratios of which >= 0.9 is asked; writes bench/results/*-mpi.json."""
+One job runs below Open MPI's mpirun and one below MPICH's mpiexec, with mpi4py and farandole in each process. The two
+reduce the same float32 buffer in place, in turns. A time is that of the slowest rank, divided by the number of
+operations in a row. Prints the times and their ratios (the target is at least 0.9); writes bench/results/*-mpi.json."""
 
 import argparse
 import json
@@ -23,14 +23,14 @@ from race import Race, race, record, spread
 from farandole.config import Config
 
 SIZES = [4, 64, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 64 << 20]  # bytes
-MUST = 0.9  # mpi4py's time by ours
+MUST = 0.9  # least ratio of mpi4py's time to ours
 OURS, THEIRS = "farandole", "mpi4py"
 TIMEOUT = 600.0
 OPEN_MPI = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 
 
 def launchers() -> Mapping[str, tuple[tuple[str, ...], dict[str, str]]]:
-    """Return the command and the variables of each launcher that is here, with a library that mpi4py knows."""
+    """Return the command and environment variables of each installed launcher whose MPI library mpi4py supports."""
     found: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {}
     if shutil.which(OPEN_MPI[0]) is not None:
         found["Open MPI"] = OPEN_MPI, {"MPI4PY_MPIABI": "openmpi"}
@@ -45,7 +45,7 @@ def launchers() -> Mapping[str, tuple[tuple[str, ...], dict[str, str]]]:
 
 
 def as_rank(rounds: int, most: int, file: Path) -> None:
-    """Measure as one process of mpirun's; rank 0 writes the times to `file`."""
+    """Measure as one process of mpirun; rank 0 writes the times to `file`."""
     from mpi4py import MPI
 
     import farandole.numpy as hvd
@@ -80,13 +80,13 @@ def as_rank(rounds: int, most: int, file: Path) -> None:
 def measure(
     launcher: str, command: Sequence[str], variables: Mapping[str, str], ranks: int, rounds: int, most: int
 ) -> dict[str, Race]:
-    """Run the ranks below `launcher`; return a race for each size."""
+    """Run the ranks below `launcher`; return a race for each size. Raises `RuntimeError` if the job fails."""
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
         file = Path(folder, "times")
         words = ["--rounds", str(rounds), "--most", str(most), "--as-rank", str(file)]
         done = subprocess.run(
             [*command, "-n", str(ranks), sys.executable, __file__, *words],
-            env={"OMP_NUM_THREADS": "1", **os.environ, **variables},  # else idle threads of BLAS spin on the cores
+            env={"OMP_NUM_THREADS": "1", **os.environ, **variables},  # idle threads of BLAS would spin on the cores
             capture_output=True,
             text=True,
             timeout=TIMEOUT,
@@ -99,7 +99,7 @@ def measure(
 
 
 def main() -> None:
-    """Measure below each launcher, or as a rank."""
+    """Measure below each launcher, or as one rank with `--as-rank`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)

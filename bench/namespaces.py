@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces, joined by a bridge or by one cable. Needs root, and `ip` of iproute2."""
+"""Simulated hosts on one machine: network namespaces joined by a bridge or a cable. Needs root and iproute2's `ip`."""
 
 import contextlib
 import functools
@@ -12,15 +12,15 @@ from pathlib import Path
 
 __all__ = ["DEVICE", "bridge", "inside", "ip", "join", "namespaces", "problem"]
 
-DEVICE = "fd-host"  # each namespace's end of its cable, unless told otherwise
+DEVICE = "fd-host"  # the default name of each namespace's end of its cable
 PREFIX = "fdhost-"
-PLUGS = itertools.count()  # the kernel takes its time to remove those of a namespace that is gone
+PLUGS = itertools.count()  # new names: the kernel removes the plugs of a deleted namespace late
 BRIDGES, LETTERS = itertools.count(), "abcdefgh"  # a process has no more than eight bridges at a time
 
 
 @functools.cache
 def problem() -> str:
-    """Say why there can be no such hosts here; empty when there can."""
+    """Return why this machine cannot have such hosts, or "" if it can."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "network namespaces need root and the command ip (package iproute2)"
     try:
@@ -32,7 +32,7 @@ def problem() -> str:
 
 @contextmanager
 def namespaces(count: int) -> Iterator[Sequence[str]]:
-    """Make namespaces without a cable; they, and all devices in them, go with the block."""
+    """Make namespaces without a cable; yield their names. The block's end removes them and all devices in them."""
     _sweep()
     names = [f"{PREFIX}{os.getpid()}-{number}" for number in range(count)]
     try:
@@ -46,9 +46,9 @@ def namespaces(count: int) -> Iterator[Sequence[str]]:
 
 @contextmanager
 def bridge(names: Sequence[str], device: str = DEVICE) -> Iterator[str]:
-    """Plug `device` of each namespace into one bridge; the i-th gets the address NET.i+1.
+    """Connect `device` of each namespace to one bridge; the i-th namespace gets the address NET.i+1.
 
-    Gives the bridge's own address, by which this process reaches them: NET.254."""
+    Yields the bridge's own address, NET.254, at which the namespaces reach this process."""
     number = next(BRIDGES) % len(LETTERS)
     bridge, net = f"{PREFIX}{os.getpid()}{LETTERS[number]}", f"10.{214 + number}.{os.getpid() % 250}"
     try:
@@ -76,12 +76,12 @@ def join(names: Sequence[str], device: str = DEVICE) -> list[str]:
 
 
 def inside(name: str) -> tuple[str, ...]:
-    """Return the words before a command that is to run in a namespace."""
+    """Return the command prefix that runs a command in a namespace."""
     return ("ip", "netns", "exec", name)
 
 
 def ip(*arguments: str) -> None:
-    """Run `ip`; raises `CalledProcessError`, with what it wrote."""
+    """Run `ip`. Raises `CalledProcessError` with the output of `ip`."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
@@ -91,7 +91,7 @@ def _address(name: str, device: str, address: str) -> None:
 
 
 def _sweep() -> None:
-    """Remove what processes that are gone have left behind."""
+    """Remove namespaces and bridges of processes that no longer exist."""
     for folder, kind in (("/run/netns", "netns"), ("/sys/class/net", "link")):
         for name in [path.name for path in Path(folder).glob(f"{PREFIX}*")]:
             owner = name.removeprefix(PREFIX).split("-")[0].rstrip(LETTERS)
@@ -101,5 +101,5 @@ def _sweep() -> None:
 
 def _remove(*commands: tuple[str, ...]) -> None:
     for command in commands:
-        with contextlib.suppress(subprocess.CalledProcessError):  # it may never have been made
+        with contextlib.suppress(subprocess.CalledProcessError):  # it may not exist
             ip(*command)

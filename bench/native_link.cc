@@ -1,9 +1,9 @@
-// How long does an allreduce take over TCP loopback, and how near is that to just moving the same bytes?
+// Measures the time of an allreduce over TCP loopback, compared with only moving the same bytes.
 //
 // usage: native_link [ranks=2] [rounds=5] [largest=67108864] [smallest=4]
-// Ranks are processes. Every rank rewrites its buffer and meets a barrier before every timed operation. "wire" is an
-// alltoall of as many bytes as the allreduce moves, without arithmetic, in the same round; trust the ratio more than
-// the numbers.
+// Ranks are processes. Each rank rewrites its buffer and waits at a barrier before each timed operation. "wire" is an
+// alltoall of as many bytes as the allreduce moves, without arithmetic, in the same round. The ratio is more reliable
+// than the times.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -62,7 +62,7 @@ double at(std::vector<double> values, double quantile) {
   return values[static_cast<size_t>(quantile * static_cast<double>(values.size() - 1))];
 }
 
-/// The body of every rank; the returned times count on one of them only.
+/// Measures as one rank. All ranks return times; the caller uses those of one rank.
 Times measure(Mesh& mesh, size_t bytes, int repeats) {
   const auto n = static_cast<size_t>(mesh.size());
   std::vector<float> data(bytes / sizeof(float));

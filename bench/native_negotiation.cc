@@ -1,12 +1,11 @@
-// Measures the cost of agreement by the number of ranks. The pure parts of the engine (the tree of
-// control connections, a collector at each rank, the negotiator, the wire's encoding) with all ranks simulated in one
-// thread: no sockets, no clocks but the one that measures. Messages and bytes are counted as they are encoded.
+// Measures the cost of negotiation by the number of ranks. It runs the pure parts of the engine (the tree of control
+// connections, a collector at each rank, the negotiator, the encoding of messages) for all ranks in one thread, without
+// sockets, and with no clock but that of the measurement. Messages and bytes are counted as they are encoded.
 //
 // usage: native_negotiation [tensors=200] [ranks=8,64,512,4096] [ranks per host=8]
-// "first" is the step in which every rank sends full requests, "later" one in which it sends numbers, each rank in
-// its own order. Messages and bytes are those that one rank sends and receives, of the busiest rank; the last two
-// columns are the mean of all ranks. The time is the coordinator's. A rank is assumed to send one message: an
-// engine whose caller submits slowly sends more.
+// In the step "first" each rank sends full requests, in "later" it sends numbers, each rank in its own order. Messages
+// and bytes are those that the busiest rank sends and receives; the last two columns are means of all ranks. The time
+// is the coordinator's. Each rank sends one message; an engine whose caller submits slowly sends more.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -39,7 +38,7 @@ struct Traffic {
 };
 
 struct Step {
-  Traffic busiest;          // each figure of the rank that has most of it
+  Traffic busiest;          // maximum over all ranks, for each figure
   double messages = 0;      // mean
   double bytes = 0;         // mean, up and down
   double milliseconds = 0;  // of the coordinator, from its children's messages to the plan
@@ -72,12 +71,12 @@ class World {
     for (int rank = 0; rank < ranks; ++rank) collectors_.emplace_back(rank, tree_.children(rank), kMergeWait);
   }
 
-  // Every rank requests `batch`, in its own order; returns the plan.
+  // Simulates a step in which each rank requests `batch`, in its own order; sets `plan`.
   Step step(RequestBatch batch, double now, Plan& plan) {
     traffic_.assign(static_cast<size_t>(ranks_), {});
-    std::vector<std::vector<Bytes>> heard(static_cast<size_t>(ranks_));  // by parent
+    std::vector<std::vector<Bytes>> heard(static_cast<size_t>(ranks_));  // messages by receiving parent
     std::vector<std::vector<int>> from(static_cast<size_t>(ranks_));
-    // Children have higher ranks than their parents, so that all below a rank have sent before it is its turn.
+    // Children have higher ranks than their parents, so that a rank has all messages of its children.
     for (int rank = ranks_ - 1; rank > 0; --rank) {
       const auto at = static_cast<size_t>(rank);
       std::shuffle(batch.begin(), batch.end(), random_);
@@ -122,7 +121,7 @@ class World {
     return own;
   }
 
-  // `frame` goes between `rank` and its parent.
+  // Counts `frame`, sent between `rank` and its parent, for both.
   void count(int rank, const Bytes& frame, size_t Traffic::* direction) {
     for (const int end : {rank, tree_.parent(rank)}) {
       ++traffic_[static_cast<size_t>(end)].messages;

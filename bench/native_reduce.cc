@@ -1,8 +1,8 @@
-// How fast is a += b per element type and SIMD level, beside memcpy and the portable kernels?
+// Measures the speed of a += b per element type and SIMD level, compared with memcpy and the portable kernels.
 //
-// GB/s counts the bytes of `a` once, per second of this thread's processor time: others on the machine take time away,
-// not speed. Every round measures all cells one after another and the table shows medians over rounds; trust the ratios
-// more than the absolute numbers.
+// GB/s counts the bytes of `a` once, per second of this thread's processor time, which other load of the machine does
+// not change. Each round measures all cells one after another, and the table shows medians over the rounds. Ratios are
+// more reliable than absolute numbers.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -48,7 +48,7 @@ const Case kCases[] = {
     {"bool or", DType::Bool, {.op = ReduceOp::Sum}},
 };
 
-// Values of the size of gradients: adding the same `b` again and again must not drift into infinities.
+// Values of the size of gradients, so that adding the same `b` repeatedly does not lead to infinities.
 void fill(DType dtype, std::vector<std::byte>& buffer, std::mt19937& random) {
   std::normal_distribution<float> gradient(0, 1e-3F);
   for (size_t at = 0; at + 8 <= buffer.size(); at += size_of(dtype)) {

@@ -1,9 +1,10 @@
-// How long do the collectives of one host take between processes, without engine and Python?
+// Measures the time of one host's collectives between processes, without engine and Python.
 //
-// Every rank is a process. Before each operation it rewrites its whole buffer, untimed, and meets the others; an
-// operation lasts from the last begin to the last end. Every round measures all cells one after another, and the table
-// shows medians over rounds. Usage: native_shm RANKS ROUNDS [NAME [SLOT_KIB]]: only
-// operations whose name begins with NAME, through slots of SLOT_KIB.
+// usage: native_shm RANKS ROUNDS [NAME [SLOT_KIB]], for only the operations whose name begins with NAME, and slots of
+// SLOT_KIB.
+// Each rank is a process. Before each operation it rewrites its whole buffer, untimed, and waits at a barrier. An
+// operation lasts from the last begin to the last end. Each round measures all cells one after another, and the table
+// shows medians over the rounds.
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -37,7 +38,7 @@ class NoGuard : public Guard {
   void check() override {}
 };
 
-// State that the ranks share besides the segment.
+// Barrier counters and times, shared by the ranks besides the segment.
 struct Board {
   struct alignas(128) Counter {
     std::atomic<uint32_t> value{0};
@@ -64,7 +65,7 @@ struct Cell {
   std::string name;
   size_t bytes;
   std::function<void(Rank&, std::byte*, std::byte*)> run;
-  bool registered = false;  // the first buffer lies in the rank's arena
+  bool registered = false;  // whether the first buffer is in the rank's arena
 };
 
 void reduce_all(Rank& rank, std::byte* buffer, size_t bytes, DType dtype) {

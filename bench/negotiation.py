@@ -1,12 +1,12 @@
-"""What does agreement cost a step of 200 tensors, with numbers for what has come before and without?
+"""Cost of negotiation in a step of 200 tensors, with cached requests and without.
 
     python bench/negotiation.py [--full] [--rounds 5]
 
-Two ranks ask for 200 tensors of 4 B one by one, in opposite orders, and wait; what remains beside the 800 B that move
-is agreement. "spelled out" is the same with a cache of no names. Over shared memory and over loopback. Then the pure
-parts of the engine with 8 to 4096 simulated ranks (bench/native_negotiation.cc): messages and bytes of one rank per
-step must not grow with the number of ranks once the step repeats. Prints tables, writes
-bench/results/*-negotiation.json."""
+Two ranks submit 200 tensors of 4 B one by one, in opposite orders, and wait. Only 800 B move, so nearly all of the time
+is negotiation. In later steps ranks send numbers instead of full requests; "spelled out each step" is the same without
+that cache. Both run over shared memory and over loopback. Then bench/native_negotiation.cc runs the pure parts of the
+engine with 8 to 4096 simulated ranks: in repeated steps, messages and bytes of one rank must not grow with the number
+of ranks. Prints tables and writes bench/results/*-negotiation.json."""
 
 import subprocess
 import sys
@@ -28,11 +28,11 @@ from farandole.core.context import Context
 TENSORS = 200
 SPELLED_OUT = "spelled out each step"
 SIMULATION = Path(__file__).parents[1] / "build" / "bench" / "bench" / "native_negotiation"
-SIZES = (8, 64, 512, 4096)  # in hosts of 8
+SIZES = (8, 64, 512, 4096)  # numbers of ranks, 8 on each host
 
 
 def step_of(seat: Seat, cache: int) -> tuple[Callable[[], None], list[torch.Tensor]]:
-    """One step's asking and waiting."""
+    """Return a function that submits all tensors of a step and waits for them, and the tensors."""
     values = [torch.empty(1) for _ in range(TENSORS)]
     named = [(value, f"{cache}.{place}") for place, value in enumerate(values)]
     if seat.rank % 2:
@@ -47,7 +47,7 @@ def step_of(seat: Seat, cache: int) -> tuple[Callable[[], None], list[torch.Tens
 
 
 def measure(seat: Seat) -> dict[str, Times]:
-    """The part of a rank."""
+    """Measure as one rank; return the times by title and contender."""
     rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
     results: dict[str, Times] = {}
     for hosts in (False, True):
@@ -76,9 +76,7 @@ def contender(seat: Seat, step: Callable[[], None], values: list[torch.Tensor], 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """One row of the simulation: what one rank sends and hears in a step, and the coordinator's time for all ranks.
-
-    Messages and bytes are the busiest rank's."""
+    """One row of the simulation: traffic of the busiest rank in a step, means of all ranks, coordinator's time."""
 
     ranks: int
     step: str
@@ -91,7 +89,7 @@ class Simulated:
 
 
 def simulate() -> tuple[str, list[Simulated]]:
-    """Run the simulation; gives its table as well."""
+    """Run the simulation; return its printed table and its rows."""
     sizes = ",".join(str(ranks) for ranks in SIZES)
     done = subprocess.run(
         [str(SIMULATION), str(TENSORS), sizes], check=True, capture_output=True, text=True, timeout=300
@@ -104,9 +102,9 @@ def simulate() -> tuple[str, list[Simulated]]:
 
 
 def verdict(simulated: list[Simulated]) -> str:
-    """Return whether messages and bytes of the busiest rank in a repeated step grow with the number of ranks.
+    """Return a sentence that says whether traffic of the busiest rank in a repeated step grows with the ranks.
 
-    A rank has at most 7 ranks of its host, 8 hosts and its parent to talk to; with 512 ranks there is one that has."""
+    A rank communicates with at most 7 ranks of its host, 8 hosts and its parent; with 512 ranks one has all these."""
     later: Mapping[int, Simulated] = {row.ranks: row for row in simulated if row.step == "later"}
     few, many = later[SIZES[-2]], later[SIZES[-1]]
     grows = (few.messages, few.bytes_up, few.bytes_down) != (many.messages, many.bytes_up, many.bytes_down)
@@ -117,7 +115,7 @@ def verdict(simulated: list[Simulated]) -> str:
 
 
 def races_of_simulation(simulated: list[Simulated]) -> dict[str, Race]:
-    """The simulation's times as races, so that they are recorded alike."""
+    """Return the simulation's times as races, to be recorded like other times."""
     return {
         f"simulated, {row.ranks} ranks, {row.step} step, {row.messages} messages, {row.bytes_up} B up, "
         f"{row.bytes_down} B down": Race({"coordinator": [row.coordinator_ms / 1e3]}, {})

@@ -1,8 +1,8 @@
-"""Parts that all measurements share: ranks under each launcher, one barrier for all contenders, turns, one table.
+"""Framework of the benchmarks: ranks below each launcher, one barrier for all contenders, turns, and results.
 
-A measurement is one script in two parts. Its `main` starts ranks of the same script with `run_ranks`; each of these
-takes its `Seat`, lets all contenders run in turn with `take_turns`, and leaves its times behind. The contenders live in
-the same processes, so what else the machine does falls on all of them alike."""
+A benchmark is one script in two parts. Its `main` starts ranks of the same script with `run_ranks`. Each rank takes its
+`Seat`, runs all contenders in turn with `take_turns`, and returns its times with `Seat.leave`. The contenders run in
+the same processes, so that other load of the machine slows all of them equally."""
 
 import argparse
 import importlib.util
@@ -50,24 +50,24 @@ __all__ = [
 
 JOB_FLAG = "--as-rank-of"
 BARRIER_SECONDS = 120.0
-LINE = 128  # bytes between two ranks' counters: no two of them in one pair of cache lines
+LINE = 128  # bytes between two ranks' counters, so that no two are in one pair of cache lines
 
-# Contender -> round -> (begin, end) of each operation in nanoseconds of the clock that all processes share.
+# Contender -> round -> (begin, end) of each operation, in nanoseconds of a clock that all processes share.
 Times = dict[str, list[list[tuple[int, int]]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """The command that starts ranks, and the variable in which each finds its number."""
+    """A command that starts ranks, and the variable with each rank's number."""
 
     name: str
     rank_variable: str
-    program: str = ""  # nothing: the ranks are started one by one
+    program: str = ""  # "": the ranks are started one by one
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def problem(self) -> str:
-        """Why this launcher cannot be used here, in a sentence; empty when it can."""
+        """Return a sentence that says why this launcher cannot be used, or "" if it can."""
         if self.program and shutil.which(self.program) is None:
             return f"{self.name} is left out: there is no {self.program}."
         if self.program and importlib.util.find_spec("mpi4py") is None:
@@ -76,7 +76,7 @@ class Launcher:
 
 
 _OPENMPI = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
-# .venv/bin/mpirun is MPICH's, so Open MPI's is called by the name that Debian gives it.
+# .venv/bin/mpirun belongs to MPICH; mpirun.openmpi is Debian's name of Open MPI's.
 LAUNCHERS = {
     each.name: each
     for each in (
@@ -100,7 +100,7 @@ LAUNCHERS = {
 
 
 class FolderRendezvous:
-    """Ranks meet in a folder of their machine; reaches across network namespaces and asks nothing of a launcher."""
+    """Rendezvous in a folder of the machine, which works across network namespaces and with any launcher."""
 
     generation = 0
     address = None
@@ -110,11 +110,11 @@ class FolderRendezvous:
         self._round = 0
 
     def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
-        """Give `payload` to all ranks and return everybody's in rank order; raises `TimeoutError`."""
+        """Exchange `payload` with all ranks; return the payloads in rank order. Raises `TimeoutError`."""
         deadline = time.monotonic() + timeout.total_seconds()
         files = [self._folder / f"{self._round}.{rank}" for rank in range(self.size)]
         self._round += 1
-        draft = self._folder / f"{files[self.rank].name}.draft"  # no two ranks write the same
+        draft = self._folder / f"{files[self.rank].name}.draft"  # each rank writes a file of its own
         draft.write_bytes(payload)
         draft.rename(files[self.rank])
         while missing := [file.name for file in files if not file.exists()]:
@@ -124,11 +124,11 @@ class FolderRendezvous:
         return [file.read_bytes() for file in files]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class Barrier:
-    """Counters in shared memory, watched without a pause: no contender's own barrier, and all ranks leave at once."""
+    """Barrier of counters in shared memory that ranks poll: independent of the contenders; ranks leave it at once."""
 
     def __init__(self, path: Path, rank: int, size: int) -> None:
         with path.open("r+b") as file:
@@ -154,7 +154,7 @@ class Barrier:
 
 
 class Seat:
-    """The inputs of a rank: its number, the others, and the peers it is measured against."""
+    """A rank of a benchmark: its number, the job's options, its barrier, and access to the peers."""
 
     def __init__(self, folder: Path) -> None:
         job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
@@ -167,7 +167,7 @@ class Seat:
         torch.set_num_threads(1)
 
     def context(self, name: str, config: Config, *, hosts: bool = False) -> Context:
-        """Make a context of all ranks; with `hosts` each is alone on its host and talks over sockets."""
+        """Make a context of all ranks; with `hosts` each rank counts as a host of its own and uses sockets."""
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
         meeting = FolderRendezvous(folder, self.rank, self.size, self._secret)
@@ -175,7 +175,7 @@ class Seat:
 
     @contextmanager
     def gloo(self) -> Iterator[None]:
-        """Let torch.distributed work over gloo in this block."""
+        """Initialize torch.distributed with gloo for this block."""
         dist.init_process_group(
             "gloo",
             init_method=f"file://{self._folder}/gloo",
@@ -193,13 +193,13 @@ class Seat:
         return self.launcher not in ("", "plain")
 
     def mpi(self) -> ModuleType:
-        """Return mpi4py's MPI; its import starts MPI, so only ranks under an MPI launcher may ask."""
+        """Import mpi4py.MPI, which initializes MPI; only ranks below an MPI launcher may call this."""
         module = importlib.import_module("mpi4py.MPI")
         assert module.COMM_WORLD.Get_rank() == self.rank and module.COMM_WORLD.Get_size() == self.size
         return module
 
     def leave(self, results: object) -> None:
-        """Hand the results to whoever started the ranks."""
+        """Write the results for `run_ranks`."""
         draft = self._folder / f"results.{self.rank}.draft"
         draft.write_text(json.dumps(results), encoding="utf-8")
         draft.rename(self._folder / f"results.{self.rank}")
@@ -207,7 +207,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way to do the operation: `refresh` rewrites its buffers, untimed, and `right` looks at what came out."""
+    """One way to do the operation. `refresh` rewrites its buffers, untimed; `right` returns whether the result is."""
 
     run: Callable[[], object]
     refresh: Callable[[], object]
@@ -216,12 +216,12 @@ class Contender:
 
 
 def seat_of(command: Sequence[str]) -> Seat | None:
-    """Return the seat of a rank that `run_ranks` has started, None in the process that was started by hand."""
+    """Return the seat of a rank that `run_ranks` has started, or None in the process of `main`."""
     return Seat(Path(command[2])) if len(command) == 3 and command[1] == JOB_FLAG else None
 
 
 def arguments(text: str) -> argparse.ArgumentParser:
-    """Add the options that every measurement takes; without `--full` it is quick."""
+    """Return a parser with the options of every benchmark; `text` is the description."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", dest="full", action="store_false", help="few sizes and operations (the default)")
@@ -232,15 +232,15 @@ def arguments(text: str) -> argparse.ArgumentParser:
 
 
 def within(context: Context | None) -> "nullcontext[Context | None]":
-    """Let farandole's functions use `context` in a block."""
+    """Make `context`, if any, the one that farandole's functions use in a block."""
     return nullcontext() if context is None else default.use(context)  # type: ignore[return-value]
 
 
 def take_turns(seat: Seat, contenders: Mapping[str, Contender], rounds: int, repeats: int) -> Times:
-    """Let each contender run `repeats` operations per round, the order turning with the round.
+    """Run `repeats` operations of each contender per round; the order rotates from round to round.
 
-    Before each operation every rank rewrites its buffers and meets the others. A first round, not counted, warms caches
-    and checks the results; raises `ArithmeticError` for a wrong one."""
+    Before each operation every rank rewrites its buffers and waits at the barrier. Three operations before the rounds
+    warm caches and check the results. Raises `ArithmeticError` for a wrong result."""
     names = list(contenders)
     times: Times = {name: [] for name in names}
     for name, contender in contenders.items():
@@ -271,7 +271,7 @@ def _operate(seat: Seat, contender: Contender, repeats: int) -> list[tuple[int, 
 
 
 def usable(names: Sequence[str]) -> list[Launcher]:
-    """Return those launchers that can be used, saying why others cannot; ranks start one by one if none can."""
+    """Return the usable launchers, and print why the others are not. Without any, return the one named "plain"."""
     found = []
     for name in names:
         problem = LAUNCHERS[name].problem()
@@ -292,10 +292,10 @@ def run_ranks(
     interfaces: Sequence[str] = (),
     timeout: timedelta = timedelta(minutes=30),
 ) -> list[dict[str, Times]]:
-    """Run `script` as `size` ranks and return what each left behind, in rank order.
+    """Run `script` as `size` ranks; return their results in rank order.
 
-    `prefixes` are put before the commands of ranks started one by one, and `interfaces` name the address and the device
-    of each. Raises `RuntimeError` with the end of what the ranks wrote when one fails."""
+    Ranks that are started one by one have `prefixes` before their commands. `interfaces` are the network interfaces of
+    the ranks, by address or device. Raises `RuntimeError` with the end of the ranks' output if one fails."""
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as name:
         folder = Path(name)
         (folder / "barrier").write_bytes(bytes(size * LINE))
@@ -320,7 +320,7 @@ def run_ranks(
 def _run_all(commands: Sequence[Sequence[str]], launcher: Launcher, folder: Path, timeout: timedelta) -> None:
     deadline = time.monotonic() + timeout.total_seconds()
     output = folder / "output"
-    # Else the ranks, which have sessions of their own, would outlive a measurement that is told to end.
+    # Without this handler SIGTERM would end the benchmark only; its ranks have sessions of their own.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with output.open("wb") as file:
         processes = [
@@ -355,7 +355,7 @@ def _run_all(commands: Sequence[Sequence[str]], launcher: Launcher, folder: Path
 def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         if process.poll() is None:
-            # A launcher passes the gentle signal on; ranks of our own that hang get the other one.
+            # SIGTERM first: an MPI launcher then ends its ranks.
             os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(5)
@@ -365,7 +365,7 @@ def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
 
 
 def races_of(ranks: Sequence[Mapping[str, Times]]) -> dict[str, Race]:
-    """Join the ranks' times: an operation lasts from the last begin to the last end; a round counts as its median."""
+    """Join the ranks' times: an operation lasts from the last begin to the last end; a round's time is the median."""
     return {title: _race([rank[title] for rank in ranks]) for title in ranks[0]} if ranks else {}
 
 

@@ -1,4 +1,4 @@
-"""A store of small objects that takes little processor time for a request: what is left is that of who asks."""
+"""Object store for benchmarks that takes little processor time per request and serves small objects from memory."""
 
 import hashlib
 import selectors
@@ -14,13 +14,13 @@ from helpers.object_store import ObjectStore, mark_of
 __all__ = ["QuickStore"]
 
 _MOST = 1 << 16  # bytes of a request
-_TICK = 0.25  # seconds until the end is noticed
+_TICK = 0.25  # seconds between looks at `closing`
 
 
 class QuickStore:
-    """Answers listings, HEAD, and GET with ranges and conditions, each after `latency` seconds, on one thread.
+    """Server of listings, HEAD, and GET with ranges and conditions, each answered after `latency` seconds.
 
-    All answers wait equally long, so those that are due stand first in a queue; no request needs a thread."""
+    One thread serves all requests: all answers wait equally long, so the next due answer is the first of a queue."""
 
     def __init__(self, folder: Path, prefix: str, latency: float) -> None:
         files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -35,16 +35,16 @@ class QuickStore:
 
     @property
     def options(self) -> dict[str, object]:
-        """Options of fsspec's s3 for this store."""
+        """Return the options of fsspec's s3 for this store."""
         self._store.address = self.address
         return self._store.options
 
     def reset(self) -> None:
-        """Count anew."""
+        """Set the counters to 0."""
         self.count = self.most_at_once = 0
 
     def serve(self) -> None:
-        """Answer until `closing` is set."""
+        """Serve requests until `closing` is set."""
         with selectors.EpollSelector() as ready:
             ready.register(self._listener, selectors.EVENT_READ)
             while not self.closing:
@@ -54,7 +54,7 @@ class QuickStore:
                         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                         ready.register(opened, selectors.EVENT_READ)
                     else:
-                        self._hear(key.fileobj, ready)  # type: ignore[arg-type]
+                        self._receive(key.fileobj, ready)  # type: ignore[arg-type]
                 self._answer()
             for key in list(ready.get_map().values()):
                 key.fileobj.close()  # type: ignore[union-attr]
@@ -62,8 +62,8 @@ class QuickStore:
     def _until_due(self) -> float:
         return max(0.0, self._waiting[0][0] - time.monotonic()) if self._waiting else _TICK
 
-    def _hear(self, opened: socket.socket, ready: selectors.EpollSelector) -> None:
-        """Read a request, and queue its answer. Clients send the next request when they have the answer."""
+    def _receive(self, opened: socket.socket, ready: selectors.EpollSelector) -> None:
+        """Read a request and queue its answer. A client sends its next request only after the answer."""
         try:
             asked = opened.recv(_MOST)
         except ConnectionError:
@@ -82,7 +82,7 @@ class QuickStore:
         now = time.monotonic()
         while self._waiting and self._waiting[0][0] <= now:
             _, opened, answer = self._waiting.popleft()
-            with suppress(OSError):  # its client did not wait
+            with suppress(OSError):  # the client has closed the connection
                 opened.sendall(answer)
 
     def _answer_to(self, asked: bytes) -> bytes:
@@ -106,8 +106,8 @@ class QuickStore:
         begin, _, end = span.partition(b"-")
         first = int(begin) if begin else max(0, len(body) - int(end))
         last = min(len(body), int(end) + 1 if begin and end else len(body))
-        told = b"Content-Range: bytes %d-%d/%d\r\n" % (first, last - 1, len(body))
-        return _answer_of(b"206 Partial Content", head + told, body[first:last])
+        content_range = b"Content-Range: bytes %d-%d/%d\r\n" % (first, last - 1, len(body))
+        return _answer_of(b"206 Partial Content", head + content_range, body[first:last])
 
 
 def _head_of(body: bytes) -> bytes:
@@ -120,6 +120,6 @@ def _answer_of(status: bytes, head: bytes, body: bytes) -> bytes:
 
 
 def _header(lower: bytes, name: bytes) -> bytes:
-    """Return the value of a header of a request in lower case; empty if it has none."""
+    """Return the value of header `name` of a request in lower case, or b"" if it has none."""
     _, found, rest = lower.partition(b"\r\n%b:" % name)
     return rest.partition(b"\r\n")[0].strip() if found else b""

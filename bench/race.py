@@ -1,4 +1,4 @@
-"""Peers measured in turn in one run, so that what else the machine does falls on all of them; results as JSON."""
+"""Races: contenders measured in turn, so that other load of the machine slows all equally; and results as JSON."""
 
 import json
 import os
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).with_name("results")
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Least, middle and greatest of some measurements."""
+    """Minimum, median and maximum of measurements."""
 
     min: float
     median: float
@@ -31,13 +31,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Seconds of each contender, round by round, and the first one's share of each other one's."""
+    """Seconds of each contender and ratios, by round. `race` divides the first contender's time by another's."""
 
     seconds: dict[str, list[float]]
     ratios: dict[str, list[float]]
 
     def report(self, unit: str = "s") -> str:
-        """One line per contender, one per ratio: min / median / max."""
+        """Return a line with min / median / max for each contender and each ratio."""
         first = next(iter(self.seconds))
         lines = [f"  {name:<32} {spread(values)} {unit}" for name, values in self.seconds.items()]
         lines += [f"  {f'{first} : {name}':<32} {spread(values)}" for name, values in self.ratios.items()]
@@ -45,14 +45,14 @@ class Race:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Summarize measurements."""
+    """Return minimum, median and maximum."""
     return Spread(min(values), statistics.median(values), max(values))
 
 
 def race(contenders: Mapping[str, Callable[[], float]], rounds: int) -> Race:
-    """Let each contender measure itself once per round, the order turning with the round; the first is ours.
+    """Call each contender, which returns its seconds, once per round; the order rotates. The first is farandole.
 
-    A round before the counted ones warms caches; ratios compare measurements of one round."""
+    An additional first round warms caches and does not count. Ratios compare measurements of one round."""
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
@@ -69,9 +69,9 @@ def race(contenders: Mapping[str, Callable[[], float]], rounds: int) -> Race:
 
 
 def record(name: str, races: Mapping[str, Race], packages: Sequence[str], lines: Sequence[object] = ()) -> Path:
-    """Write all measurements with the machine and the versions of `packages`; gives the file.
+    """Write all measurements with the machine and the versions of `packages`; return the file's path.
 
-    `lines` are the dataclasses of what was compared, which `summary.py` puts into one table."""
+    `lines` are comparisons (dataclasses), of which `summary.py` makes one table."""
     machine = platform.node()
     path = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{machine}-{name}.json"
     content = {

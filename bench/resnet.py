@@ -1,4 +1,4 @@
-"""ResNet-50, as the paper and torchvision have it, for machines without torchvision."""
+"""ResNet-50 as in the paper and in torchvision, for machines without torchvision."""
 
 import torch
 from torch import nn
@@ -7,11 +7,11 @@ __all__ = ["resnet50"]
 
 WIDTHS = (64, 128, 256, 512)
 BLOCKS = (3, 4, 6, 3)
-WIDER = 4  # times the width: the channels that a block gives
+WIDER = 4  # output channels of a block, in multiples of its width
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions beside a shortcut; the one in the middle makes the picture smaller by `stride`."""
+    """Block of three convolutions and a shortcut; the middle one shrinks the picture by `stride`."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Bottleneck(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        """Return what the block makes of `pictures` [rows, channels, height, width]."""
+        """Return the block's output for `pictures` [rows, channels, height, width]."""
         return torch.relu(self.body(pictures) + self.shortcut(pictures))
 
 

@@ -1,11 +1,11 @@
-"""How long does a fit of a DataFrame take, end to end?
+"""Time of fitting an estimator to a DataFrame, end to end.
 
     python bench/spark_fit.py [--rows 200000] [--columns 37] [--rounds 3] [--ranks 2] [--batch 1024] [--full]
 
-`TorchEstimator.fit` on a DataFrame that Spark has in memory, one epoch of a small network, on the ranks of a Spark job
-(local[ranks]); and the detour of Horovod's estimators: Spark writes the rows to Parquet files in the store, and the
-same estimator trains on these by `fit_on_parquet`. In turns. Times are from the call to the fitted model. `--full`
-takes a million rows. Writes bench/results/*-spark-fit.json."""
+Two ways take turns, each with one epoch of a small network on the ranks of a Spark job (local[ranks]).
+`TorchEstimator.fit` reads a DataFrame that Spark has in memory. The other way is that of Horovod's estimators: Spark
+writes the rows to Parquet files in the store, and `fit_on_parquet` of the same estimator trains on these files. Times
+are from the call to the fitted model. `--full` takes a million rows. Writes bench/results/*-spark-fit.json."""
 
 import argparse
 import shutil
@@ -28,7 +28,7 @@ FULL = 1_000_000
 
 
 class Network(torch.nn.Module):
-    """A small network of one input per column."""
+    """A small network with one input per column."""
 
     def __init__(self, columns: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Network(torch.nn.Module):
 
 
 def estimator(frame: DataFrame, given: argparse.Namespace, folder: Path) -> TorchEstimator:
-    """Make the estimator of both ways."""
+    """Return a new estimator, the same for both ways."""
     torch.manual_seed(7)
     model = Network(given.columns - 1)
     return TorchEstimator(
@@ -59,13 +59,13 @@ def estimator(frame: DataFrame, given: argparse.Namespace, folder: Path) -> Torc
 
 
 def checked(fitted: TorchModel, given: argparse.Namespace) -> None:
-    """Raise `AssertionError` unless the epoch had all rows."""
+    """Raise `AssertionError` unless the epoch had steps for all rows."""
     steps = -(-given.rows // given.ranks // given.batch)
     assert fitted.history[-1]["steps"] == steps, fitted.history
 
 
 def fitted_directly(frame: DataFrame, given: argparse.Namespace, folder: Path) -> float:
-    """Return the seconds of a fit of the DataFrame."""
+    """Return the seconds of a fit to the DataFrame."""
     began = time.monotonic()
     fitted = estimator(frame, given, folder).fit(frame)
     taken = time.monotonic() - began
@@ -74,7 +74,7 @@ def fitted_directly(frame: DataFrame, given: argparse.Namespace, folder: Path) -
 
 
 def fitted_by_way_of_parquet(frame: DataFrame, given: argparse.Namespace, folder: Path) -> float:
-    """Return the seconds of writing the rows and of the fit that reads them."""
+    """Return the seconds to write the rows to Parquet files and to fit to these."""
     began = time.monotonic()
     made = estimator(frame, given, folder)
     store = made.getStore()

@@ -1,10 +1,11 @@
-"""How soon does Spark's user hear of what went well or wrong? Seconds, each with a limit.
+"""Seconds until users of Spark have a result or an error, each with a limit.
 
     python bench/spark_limits.py [--rounds 3]
 
-On two ranks of one Spark session (local[2]): a function that does nothing; from the exception of a rank until the call
-has raised it, and until no process of its ranks is left; a job with more ranks than slots, until it is refused, which
-takes Spark ten minutes; a fit whose epochs are finished already. Writes bench/results/*-spark-limits.json."""
+Measured on two ranks of one Spark session (local[2]): the result of a function that does nothing; the time from a
+rank's exception until the call raises it, and until all processes of the ranks have ended; the refusal of a job with
+more ranks than slots, which takes Spark itself ten minutes; and a fit whose epochs are already finished. Writes
+bench/results/*-spark-limits.json."""
 
 import argparse
 import os
@@ -31,12 +32,12 @@ MARK = "SPARK_LIMITS_MARK"
 
 
 def nothing() -> int:
-    """Return a number; of this program, so that ranks need not import the modules of another one."""
+    """Return a number. A function of this program is pickled by value, so that ranks import no other modules."""
     return 42
 
 
 def fail(path: str) -> None:
-    """Note the time and fail on rank 1; the other rank and a helper of it go on."""
+    """Write the time to `path` and fail on rank 1; the other rank and its child process continue."""
     import subprocess
 
     if os.environ["FARANDOLE_RANK"] == "1":
@@ -47,19 +48,19 @@ def fail(path: str) -> None:
 
 
 def left(mark: str) -> bool:
-    """Return whether a process has the mark in its environment."""
+    """Return whether any process has `mark` in its environment."""
     wanted = f"{MARK}={mark}".encode()
     for environment in Path("/proc").glob("[0-9]*/environ"):
         try:
             if wanted in environment.read_bytes():
                 return True
         except OSError:
-            continue  # it has ended, or is another user's
+            continue  # the process has ended, or belongs to another user
     return False
 
 
 def failure(folder: Path, *, until_gone: bool) -> float:
-    """Return the seconds from a rank's exception to the caller's, or to the end of the last process."""
+    """Return the seconds from a rank's exception until the call raises, or until all processes of the job are gone."""
     mark, noted = uuid.uuid4().hex, folder / uuid.uuid4().hex
     try:
         run(fail, (str(noted),), num_proc=RANKS, env={MARK: mark}, verbose=0)
@@ -71,7 +72,7 @@ def failure(folder: Path, *, until_gone: bool) -> float:
 
 
 def refusal() -> float:
-    """Return the seconds until a job that never fits is refused."""
+    """Return the seconds until a job with too many ranks is refused."""
     began = time.monotonic()
     try:
         HorovodRunner(np=RANKS + 1).run(nothing)
@@ -81,14 +82,14 @@ def refusal() -> float:
 
 
 def value() -> float:
-    """Return the seconds until a function's value is there."""
+    """Return the seconds until `HorovodRunner.run` returns the function's value."""
     began = time.monotonic()
     assert HorovodRunner(np=RANKS).run(nothing) == 42
     return time.monotonic() - began
 
 
 def finished_fit(spark: SparkSession, folder: Path) -> Callable[[], float]:
-    """Fit once; return what measures the same fit again."""
+    """Fit once; return a function that fits again and returns the seconds."""
     torch.manual_seed(7)
     model = torch.nn.Linear(1, 1)
     estimator = TorchEstimator(

@@ -1,10 +1,11 @@
-"""How long until all ranks of two hosts are initialized, 2 on each, started by ssh?
+"""Time until all ranks of two hosts are initialized, started over ssh.
 
     python bench/start.py [--rounds 5] [--local 2]
 
-Hosts are network namespaces with a real sshd each. `farandole run` (one ssh per host) against mpirun of Open MPI (one
-daemon per host, by ssh), and against one ssh per rank; the program is the same and imports NumPy alone. At most 1.5
-times mpirun is asked. Needs root and sshd; writes bench/results/*-start.json."""
+Hosts are network namespaces with a real sshd each, and have `--local` ranks each. `farandole run` (one ssh connection
+per host) is compared with mpirun of Open MPI (one daemon per host, over ssh) and with one ssh connection per rank. All
+start the same program, which imports only NumPy. The target is at most 1.5 times mpirun's time. Needs root and sshd;
+writes bench/results/*-start.json."""
 
 import argparse
 import os
@@ -28,9 +29,9 @@ import farandole.numpy as hvd
 hvd.init()
 rank = hvd.rank()
 """
-MUST = 1.5  # our time by mpirun's
+MUST = 1.5  # greatest ratio of our time to mpirun's
 OURS, MPIRUN, PER_RANK = "farandole run", "mpirun", "one ssh per rank"
-# As root; without looking for other networks than the hosts'.
+# Open MPI as root.
 SURROUNDINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 OPEN_MPI = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 
@@ -52,7 +53,7 @@ def by_mpirun(hosts: Hosts, local: int) -> float:
 
 
 def by_ssh_per_rank(hosts: Hosts, local: int) -> float:
-    """Return the seconds of one ssh connection per rank, to the same rendezvous as that of `farandole run`."""
+    """Return the seconds with one ssh connection per rank and the rendezvous of `farandole run`."""
     size = local * len(hosts.names)
     secret = new_secret()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -71,7 +72,7 @@ def by_ssh_per_rank(hosts: Hosts, local: int) -> float:
 
 
 def main() -> None:
-    """Measure, and print a line per contender."""
+    """Measure, print a line per contender, and record the times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--local", type=int, default=2, help="ranks of a host")

@@ -1,17 +1,17 @@
-"""Requests and seconds that Parquet in a far object store costs.
+"""Requests and seconds of reading Parquet from a distant object store.
 
     python bench/store.py [--files 400] [--latency 30] [--rounds 3] [--ranks 1 2 4]
 
 A store in a process of its own counts requests and delays each by `--latency` milliseconds. It answers on one thread,
-as it shares the cores with those that ask; its processor time is printed beside theirs. Files have one small row group
-each, so that requests are all that counts. farandole.data with 1, 2 and 4 ranks, each a process as in any job, stands
-beside pyarrow.dataset, which reads everything once in one process, without steps, shares or checks, and beside
-Petastorm's way: ten threads, each of which opens a row group's file anew.
-"in flight" is the most that the store saw at once; "of ideal" is an epoch's seconds to requests times latency by
-requests in flight. The store itself, asked by threads that do nothing else, shows what this machine lets be reached
-("of ideal" of "requests alone"): four ranks with 30 ms ask 2000 times a second. "share of the cores" tells whether
-processors or the latency bound an epoch.
-Writes bench/results/*-store.json.
+because it shares the cores with its clients; its processor time is printed beside theirs. Each file has one small row
+group, so that the time depends on requests only. farandole.data with 1, 2 and 4 ranks (processes, as in any job) is
+compared with pyarrow.dataset, which reads everything once in one process without steps, shares or checks, and with
+Petastorm's way: ten threads, each of which opens a file again for each of its row groups.
+
+"in flight" is the greatest number of requests at once. "of ideal" is the ratio of an epoch's seconds to the ideal time,
+requests x latency / requests in flight. "requests alone" are threads that only send requests; their "of ideal" shows
+the best ratio of this machine: four ranks with 30 ms send 2000 requests a second. "share of the cores" shows whether
+the processors or the latency limit an epoch. Writes bench/results/*-store.json.
 """
 
 import argparse
@@ -47,23 +47,23 @@ PEER, PETASTORM = "pyarrow.dataset", "Petastorm's way"
 KEY = b"bench"
 
 
-def serve(folder: Path, latency: float, bytes_per_second: float, told: Connection) -> None:
-    """Serve a folder until told to end; a listener tells what was counted since the last question."""
+def serve(folder: Path, latency: float, bytes_per_second: float, pipe: Connection) -> None:
+    """Serve a folder until `Store.close`. Send the addresses through `pipe`; `counts_at` returns the counters."""
     if bytes_per_second:
         with ObjectStore.serving(folder, latency=latency, bytes_per_second=bytes_per_second) as store:
-            _tell_counts(store, told)
+            _serve_counts(store, pipe)
         return
     quick = QuickStore(folder, "bucket/data", latency)
     thread = threading.Thread(target=quick.serve)
     thread.start()
-    _tell_counts(quick, told)
+    _serve_counts(quick, pipe)
     quick.closing = True
     thread.join()
 
 
-def _tell_counts(store: ObjectStore | QuickStore, told: Connection) -> None:
+def _serve_counts(store: ObjectStore | QuickStore, pipe: Connection) -> None:
     with Listener(("127.0.0.1", 0), backlog=16, authkey=KEY) as listener:
-        told.send((store.address, store.options, listener.address))
+        pipe.send((store.address, store.options, listener.address))
         spent = 0.0
         while True:
             with listener.accept() as asked:
@@ -76,7 +76,7 @@ def _tell_counts(store: ObjectStore | QuickStore, told: Connection) -> None:
 
 
 def counts_at(place: tuple[str, int]) -> tuple[int, int, float]:
-    """Return requests, the most at once, and the store's processor seconds, since the last call of any process."""
+    """Return the requests, the most at once, and the store's processor seconds since the last call of any process."""
     with Client(place, authkey=KEY) as asking:
         asking.send(True)
         counts: tuple[int, int, float] = asking.recv()
@@ -84,7 +84,7 @@ def counts_at(place: tuple[str, int]) -> tuple[int, int, float]:
 
 
 class Store:
-    """The store's process."""
+    """Handle of the store's process."""
 
     def __init__(self, folder: Path, latency: float, bytes_per_second: float = 0.0) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -94,23 +94,23 @@ class Store:
         self.address, self.options, self.place = ours.recv()
 
     def counts(self) -> tuple[int, int, float]:
-        """See `counts_at`."""
+        """Return the counters; see `counts_at`."""
         return counts_at(self.place)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process and wait for it."""
         with Client(self.place, authkey=KEY) as asking:
             asking.send(False)
         self._process.join()
 
 
 def now() -> tuple[float, float]:
-    """Return the time, and this process's processor seconds."""
+    """Return the time and this process's processor seconds."""
     return time.perf_counter(), time.process_time()
 
 
 def figures(began: float, spent: float, place: tuple[str, int], files: int) -> dict[str, float]:
-    """Return the figures of what began then and took `spent` processor seconds of those who asked."""
+    """Return the figures of a reading that began at `began`; `spent` are the clients' processor seconds."""
     seconds = time.perf_counter() - began
     requests, at_once, of_store = counts_at(place)
     return {
@@ -124,7 +124,7 @@ def figures(began: float, spent: float, place: tuple[str, int], files: int) -> d
 
 
 def rank_of_job(options: dict[str, object], place: tuple[str, int], files: int) -> tuple[dict[str, float], int]:
-    """Open the files and read two epochs; return figures of all ranks, and the rows of this one."""
+    """Open the files and read two epochs as a rank; return the figures of all ranks and the rows of this one."""
     import farandole.numpy as hvd
 
     hvd.init()
@@ -133,8 +133,8 @@ def rank_of_job(options: dict[str, object], place: tuple[str, int], files: int) 
     def note(name: str, began: tuple[float, float]) -> None:
         spent = hvd.allgather_object(time.process_time() - began[1])
         if hvd.rank() == 0:
-            told = figures(began[0], sum(spent), place, files)
-            found.update({f"{name} {what}": value for what, value in told.items()})
+            measured = figures(began[0], sum(spent), place, files)
+            found.update({f"{name} {what}": value for what, value in measured.items()})
         hvd.allgather_object(None)
 
     began = now()
@@ -153,17 +153,17 @@ def rank_of_job(options: dict[str, object], place: tuple[str, int], files: int) 
 
 
 def ours(store: Store, size: int, files: int) -> dict[str, float]:
-    """Open the files and read two epochs with `size` ranks; give requests per file and seconds of the slowest rank."""
+    """Open the files and read two epochs with `size` ranks; return the figures."""
     store.counts()
-    told = farandole.run(
+    results = farandole.run(
         rank_of_job, (store.options, store.place, files), num_proc=size, env={"PYTHONPATH": os.pathsep.join(sys.path)}
     )
-    assert sum(rows for _, rows in told) == 2 * files * ROWS, "rows were lost"
-    return told[0][0]
+    assert sum(rows for _, rows in results) == 2 * files * ROWS, "rows were lost"
+    return results[0][0]
 
 
 def alone(store: Store, files: int) -> dict[str, float]:
-    """Ask for each file's first bytes by threads that do nothing else, as many as a rank has requests in flight."""
+    """Request each file's first bytes with 16 threads, as many as a rank has requests in flight; return the figures."""
     kept = threading.local()
 
     def ask(number: int) -> int:
@@ -180,7 +180,7 @@ def alone(store: Store, files: int) -> dict[str, float]:
 
 
 def petastorms_way(store: Store, files: int) -> dict[str, float]:
-    """Read each row group once as Petastorm's workers do: each opens its file; the pieces are known."""
+    """Read each row group once as Petastorm's workers do, opening its file; return the figures, without the listing."""
     fs = _arrow(store)
 
     def read(number: int) -> int:
@@ -195,7 +195,7 @@ def petastorms_way(store: Store, files: int) -> dict[str, float]:
 
 
 def peer(store: Store, files: int) -> dict[str, float]:
-    """List and read the files once by pyarrow.dataset."""
+    """List and read the files once with pyarrow.dataset; return the figures."""
     store.counts()
     began = now()
     rows = pyarrow.dataset.dataset("bucket/data", filesystem=_arrow(store), format="parquet").to_table().num_rows

@@ -1,8 +1,8 @@
-"""One table of what several measurements have found, and one file with all of it.
+"""Summary of several benchmarks in one table and one file.
 
     python bench/summary.py RESULT.json...
 
-Prints every comparison that something is asked of, what was missed last, and writes bench/results/*-summary.json."""
+Prints all comparisons that have a target, missed targets last, and writes bench/results/*-summary.json."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from race import RESULTS, Spread
 
 
 def line_of(fields: dict[str, object]) -> Line:
-    """Read what `record` wrote."""
+    """Return the comparison that `record` wrote as `fields`."""
 
     def spread(name: str) -> Spread | None:
         found = fields[name]

@@ -1,12 +1,12 @@
-"""How many steps a second does a Keras model train with 2 ranks, beside tf.distribute.MultiWorkerMirroredStrategy?
+"""Steps per second of a Keras model with 2 ranks, compared with tf.distribute.MultiWorkerMirroredStrategy.
 
     python bench/tensorflow_training.py [--full] [--rounds 5] [--shape NAME]...
 
-Each contender has two processes of its own, with one thread for each operation, whose place in the cluster must be told
-before TensorFlow starts. They take turns: while one trains, the other's processes wait for a word. The strategy reduces
-by its ring over gRPC. All train a copy of their own from the same values with the same batches, in a `tf.function`; in
-the end the parameters must be equal on both ranks, and close to those of the other. Prints steps per second and one
-table, writes bench/results/*-tensorflow_training.json."""
+Each contender has two processes of its own, because their place in the cluster must be set before TensorFlow starts;
+each operation uses one thread. The contenders take turns: while one trains, the other's processes wait for input. The
+strategy reduces with its ring over gRPC. Each contender trains its own copy of the model from the same values with the
+same batches, in a `tf.function`. At the end the parameters must be equal on both ranks, and close to those of the other
+contender. Prints steps per second and one table; writes bench/results/*-tensorflow_training.json."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ STRATEGY, APART = "MultiWorkerMirroredStrategy", "both ranks, no communication"
 MUST: Mapping[str, float] = {STRATEGY: 1.3}
 BATCHES = 4
 PATIENCE = 120.0  # seconds until a process answers
-ANSWER = "answer "  # how lines begin that are meant for who asked
+ANSWER = "answer "  # prefix of the lines that are answers
 
 Batch = tuple[np.ndarray, np.ndarray]
 Gradients = list["tf.Tensor | tf.IndexedSlices"]
@@ -49,12 +49,12 @@ Step = Callable[["tf.Tensor", "tf.Tensor"], object]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model and the rows of one batch."""
+    """A model, the rows of one batch, and the steps per timed operation."""
 
     model: Callable[[], "keras.Model"]
     rows: Callable[[np.random.Generator], Batch]
     steps: int  # per timed operation
-    dense: bool = False  # gradients of embeddings are made dense
+    dense: bool = False  # convert gradients of embeddings to dense tensors
 
 
 def convolutions() -> "keras.Model":
@@ -111,7 +111,7 @@ SHAPES: Mapping[str, Shape] = {
 }
 
 
-# A rank: it does what it reads from its standard input.
+# The process of a rank, which executes the requests on its standard input.
 
 
 class Training:
@@ -136,7 +136,7 @@ class Training:
     def _compiled(self, shape: Shape, contender: str, strategy: "tf.distribute.Strategy | None") -> Step:
         import tensorflow as tf
 
-        # Keras adds up the gradients of a strategy's replicas.
+        # Keras sums the gradients of a strategy's replicas.
         share = 1.0 if strategy is None else 1.0 / RANKS
 
         def step(inputs: tf.Tensor, targets: tf.Tensor) -> None:
@@ -157,12 +157,12 @@ class Training:
         return tf.function(lambda inputs, targets: strategy.run(step, (inputs, targets)))
 
     def run(self, steps: int) -> tuple[int, int]:
-        """Train; gives when it began and ended, in nanoseconds of the clock that all processes share."""
+        """Train; return begin and end in nanoseconds of a clock that all processes share."""
         begin = time.perf_counter_ns()
         for _ in range(steps):
             self._step(*self._batches[self._place % BATCHES])
             self._place += 1
-        # A function that has returned may still be at work.
+        # A tf.function may return before its work is done; reading a variable waits for it.
         last = self._model.trainable_variables[-1].numpy()
         end = time.perf_counter_ns()
         assert np.isfinite(last).all()
@@ -173,7 +173,7 @@ class Training:
 
 
 def be_rank(kind: str, rank: int) -> None:
-    """Train when told to, until standard input ends; each line of it asks for one thing and is answered by one."""
+    """Execute the requests on standard input, one per line, and print an answer for each, until the input ends."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -205,11 +205,11 @@ def ring() -> "tf.distribute.Strategy":
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
-# Who tells them.
+# The benchmark's process, which sends the requests.
 
 
 class Ranks:
-    """The two processes of one kind."""
+    """The two processes of farandole or of the strategy."""
 
     def __init__(self, kind: str, environments: Sequence[Mapping[str, str]], errors: Path) -> None:
         self._errors = errors
@@ -221,13 +221,13 @@ class Ranks:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=file,
-                    bufsize=0,  # so that what has been read is not hidden from the selector
+                    bufsize=0,  # bytes in a buffer would be invisible to the selector
                 )
                 for rank, environment in enumerate(environments)
             ]
 
     def ask(self, **what: object) -> list[object]:
-        """Ask both for the same, and return their answers by rank; raises `RuntimeError` when one ends or is silent."""
+        """Send both the same request; return the answers by rank. Raises `RuntimeError` if one does not answer."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(json.dumps(what).encode() + b"\n")
@@ -257,7 +257,7 @@ class Ranks:
 
 @contextmanager
 def all_ranks() -> Iterator[dict[str, Ranks]]:
-    """Start the processes of both kinds, by contender; all of them are gone afterwards."""
+    """Start the processes and yield them by contender; kill them at the end of the block."""
     base = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": ""}
     workers = [f"127.0.0.1:{free_port()}" for _ in range(RANKS)]
     clusters = [
@@ -275,11 +275,11 @@ def all_ranks() -> Iterator[dict[str, Ranks]]:
 
 
 def measure(title: str, ranks: Mapping[str, Ranks], rounds: int, longer: int) -> Race:
-    """Let all train in turns; gives the seconds of one step."""
+    """Train all contenders in turns; return the seconds of one step."""
     steps = SHAPES[title].steps * longer
 
     def turn(contender: str) -> float:
-        ranks[contender].ask(contender=contender, run=1)  # after which the ranks are in step
+        ranks[contender].ask(contender=contender, run=1)  # synchronizes the ranks
         times = np.array(ranks[contender].ask(contender=contender, run=steps))
         return float(times[:, 1].max() - times[:, 0].min()) / steps / 1e9
 
@@ -301,7 +301,7 @@ def saved(path: Path) -> list[np.ndarray]:
 
 
 def compare_parameters(title: str, values: Mapping[str, Sequence[np.ndarray]]) -> None:
-    """Raise `AssertionError` unless both ranks of each, and all, have come to the same parameters."""
+    """Raise `AssertionError` unless ranks have equal parameters, and contenders close ones."""
     for name, (one, other) in values.items():
         assert np.array_equal(one, other), f"{title}: {name} has other parameters on another rank"
         alike = np.allclose(one, values[OURS][0], rtol=1e-3, atol=1e-4)
@@ -309,7 +309,7 @@ def compare_parameters(title: str, values: Mapping[str, Sequence[np.ndarray]]) -
 
 
 def speeds(races: Mapping[str, Race]) -> str:
-    """Steps per second of every contender: least, middle and greatest of the rounds."""
+    """Return the steps per second of each contender as text: minimum, median and maximum of the rounds."""
     lines = ["steps per second (min / median / max)"]
     for title, found in races.items():
         for name, seconds in found.seconds.items():
@@ -325,7 +325,7 @@ def main() -> None:
     given = parser.parse_args()
     if find_spec("tensorflow") is None:
         sys.exit("tensorflow_training is left out: TensorFlow is not installed.")
-    # Else the ranks would outlive a measurement that is told to end.
+    # Without this handler the ranks would still run after SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with all_ranks() as ranks:
         races = {title: measure(title, ranks, given.rounds, 10 if given.full else 3) for title in given.shape or SHAPES}

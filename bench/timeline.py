@@ -1,11 +1,10 @@
-"""What does a timeline cost while it is being written, at 2 ranks?
+"""Cost of writing a timeline, with 2 ranks.
 
     python bench/timeline.py [--full] [--rounds 11] [--what NAME]...
 
-Training of torch models, as bench/training.py trains them, and streams of 4 KiB allreduces, which is all that happens
-in them: with a timeline and without one, in turns of about a second, in the same processes, with the same model and
-the same context. What has been traced in a turn is on disk, which is part of the turn, before it ends. Prints the loss
-in per cent and one table, writes bench/results/*-timeline.json."""
+Training of the torch models of bench/training.py, and streams of nothing but 4 KiB allreduces, run with a timeline and
+without one, in turns of about a second, in the same processes, with the same model and context. A turn ends when its
+events are on disk. Prints the loss of speed in per cent and one table; writes bench/results/*-timeline.json."""
 
 import sys
 import tempfile
@@ -26,14 +25,14 @@ from farandole.core.context import Context
 
 RANKS = 2
 WITHOUT = "no timeline"
-LEAST = 0.98  # of the speed without
+LEAST = 0.98  # least share of the speed without a timeline
 MLP, MANY, ONE_BY_ONE, BURSTS = "mlp", "many layers", "4 KiB one by one", "4 KiB, 200 at once"
-COUNTS = {MLP: 10, MANY: 100, ONE_BY_ONE: 100_000, BURSTS: 500}  # of a turn
+COUNTS = {MLP: 10, MANY: 100, ONE_BY_ONE: 100_000, BURSTS: 500}  # operations of a turn
 TENSORS = 200
 
 
 def measure(seat: Seat) -> dict[str, Times]:
-    """The part of a rank."""
+    """Measure as one rank; return the times by title and contender."""
     rounds, length = int(str(seat.options["rounds"])), int(str(seat.options["length"]))
     titles = seat.options["titles"]
     assert isinstance(titles, list)
@@ -51,7 +50,7 @@ def measure(seat: Seat) -> dict[str, Times]:
 
 
 def contenders(context: Context, work: Callable[[], object], count: int, path: Path) -> dict[str, Contender]:
-    """The same work with a timeline and without."""
+    """Return the contenders: the same work with a timeline and without."""
 
     def run() -> None:
         for _ in range(count):
@@ -96,7 +95,7 @@ WORKS: Mapping[str, Callable[[Seat], Callable[[], object]]] = {
 
 
 def losses(races: Mapping[str, Race]) -> str:
-    """Return the share of the speed that the timeline takes, round by round: least, middle and greatest."""
+    """Return the loss of speed by the timeline as text: minimum, median and maximum of the rounds."""
     lines = ["loss of speed in % (min / median / max)"]
     for title, race in races.items():
         lines.append(f"  {title:<24}{spread([100 * (1 - ratio) for ratio in race.ratios[f'{WITHOUT} : {OURS}']])}")

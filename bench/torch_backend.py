@@ -1,10 +1,10 @@
-"""How fast is farandole below torch.distributed, beside gloo?
+"""Speed of farandole as a back end of torch.distributed, compared with gloo.
 
     python bench/torch_backend.py [--full] [--rounds 5]
 
-Two ranks, one thread of torch each: `dist.all_reduce` of three sizes, and steps of DistributedDataParallel and of
-fully_shard, over a process group of each backend in the same processes, in turns. Prints one table, writes
-bench/results/*-torch_backend.json."""
+Two ranks, each with one thread of torch, run `dist.all_reduce` of three sizes and steps of DistributedDataParallel and
+fully_shard. They have a process group of each back end in the same processes, and the back ends take turns. Prints one
+table and writes bench/results/*-torch_backend.json."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +66,7 @@ def step(wrap: Callable[[torch.nn.Module, dist.ProcessGroup], torch.nn.Module], 
 
 
 def measure(seat: Seat) -> dict[str, Times]:
-    """The part of a rank."""
+    """Measure as one rank; return the times by title and contender."""
     rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
     with seat.gloo():
         gloo = dist.group.WORLD

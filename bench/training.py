@@ -1,12 +1,12 @@
-"""How many steps a second does data-parallel training do with 2 ranks, beside torch's DistributedDataParallel?
+"""Steps per second of data-parallel training with 2 ranks, compared with torch's DistributedDataParallel.
 
     python bench/training.py [--full] [--rounds 5] [--shape NAME]...
 
-Models: a small convolutional net, big linear layers, many small ones, and an embedding whose gradient is dense, or
-sparse. Every contender trains a copy of its own from the same values with the same rows, in the same processes, with
-one thread of torch per rank; in the end its parameters must be equal on all ranks, and close to those of the other
-contenders. Some more steps are traced: how much of the communication lay within the backward pass? Prints steps per
-second and one table, writes bench/results/*-training.json."""
+The models are a small convolutional net, big linear layers, many small layers, and an embedding with a dense or a
+sparse gradient. Each contender trains its own copy from the same values with the same rows, in the same processes, with
+one thread of torch per rank. At the end its parameters must be equal on all ranks, and close to those of the other
+contenders. Some more steps are traced to show how much of the communication was within the backward pass. Prints steps
+per second and one table; writes bench/results/*-training.json."""
 
 import json
 import sys
@@ -47,12 +47,12 @@ Wrap = Callable[[nn.Module], tuple[nn.Module, torch.optim.Optimizer]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model and the rows of one batch."""
+    """A model, the rows of one batch, and the steps per timed operation."""
 
     model: Callable[[], nn.Module]
     rows: Callable[[], tuple[torch.Tensor, torch.Tensor]]
     steps: int  # per timed operation
-    sparse: bool = False  # are gradients
+    sparse: bool = False  # whether gradients of embeddings are sparse
 
 
 def convolutions() -> nn.Module:
@@ -97,7 +97,7 @@ SHAPES: Mapping[str, Shape] = {
 
 
 class Training:
-    """One contender: its copy of the model, and its steps."""
+    """A contender's copy of the model, and its steps."""
 
     def __init__(self, shape: Shape, rank: int, wrap: Wrap) -> None:
         torch.manual_seed(1)
@@ -146,7 +146,7 @@ def ddp(
 
 
 def measure(seat: Seat) -> dict[str, Times]:
-    """The part of a rank."""
+    """Measure as one rank; return the times by title and contender."""
     rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
     titles = seat.options["shapes"]
     assert isinstance(titles, list)
@@ -162,7 +162,7 @@ def measure(seat: Seat) -> dict[str, Times]:
                 DDP: Training(shape, seat.rank, ddp),
                 DDP_VIEWS: Training(shape, seat.rank, partial(ddp, views=True)),
             }
-            if not shape.sparse:  # which only gloo reduces under torch.distributed
+            if not shape.sparse:  # only gloo reduces sparse tensors in torch.distributed
                 trainings[DDP_OURS] = Training(shape, seat.rank, partial(ddp, group=group))
             with default.use(context):
                 trainings = {OURS: Training(shape, seat.rank, distributed), **trainings}
@@ -178,11 +178,11 @@ def measure(seat: Seat) -> dict[str, Times]:
 
 
 def _nothing() -> None:
-    """Do nothing, where a contender prepares nothing or a rank does not take part."""
+    """Do nothing: for contenders without preparation, and ranks that do not take part."""
 
 
 def compare_parameters(title: str, values: Mapping[str, torch.Tensor]) -> None:
-    """Raise `AssertionError` unless all ranks and all contenders have come to the same parameters."""
+    """Raise `AssertionError` unless ranks have equal parameters, and contenders close ones."""
     for name, mine in values.items():
         theirs = mine.clone()
         dist.broadcast(theirs, 0)
@@ -192,7 +192,7 @@ def compare_parameters(title: str, values: Mapping[str, torch.Tensor]) -> None:
 
 
 def trace(seat: Seat, title: str) -> Times:
-    """Train some steps with a timeline: how long this rank's communication took, and what of it lay within backward."""
+    """Train with a timeline; return the time of communication and its part within the backward pass, for each step."""
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
         path = str(Path(folder, "trace.json"))
         with seat.context(f"{title} traced", Config.from_environment(timeline=path)) as context, default.use(context):
@@ -209,14 +209,14 @@ def trace(seat: Seat, title: str) -> Times:
     starts = [begin for begin, _ in training.backward] + [spans[-1][1] + 1]
     for place, backward in enumerate(training.backward):
         mine = [span for span in spans if starts[place] <= span[0] < starts[place + 1]]
-        # The other ranks' shares are like those of rank 0, which speaks for all.
+        # Only rank 0's times count; the other ranks' are similar.
         found[OURS].append([(0, sum(end - begin for begin, end in mine) if seat.rank == 0 else 0)])
         found[WITHIN].append([(0, sum(common(span, backward) for span in mine) if seat.rank == 0 else 0)])
-    return {name: steps[1:] for name, steps in found.items()}  # the first one makes the buffers
+    return {name: steps[1:] for name, steps in found.items()}  # without the first step, which allocates buffers
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """Return the spans in order, those that overlap made one: fused operations have one time."""
+    """Return the spans sorted, with overlapping ones joined: fused operations share their time."""
     whole: list[Span] = []
     for begin, end in sorted(spans):
         if whole and begin <= whole[-1][1]:
@@ -231,13 +231,13 @@ def common(one: Span, other: Span) -> int:
 
 
 def per_step(title: str, race: Race) -> Race:
-    """The same by step instead of by timed operation."""
+    """Return the race with seconds per step instead of per timed operation."""
     steps = SHAPES[title].steps
     return Race({name: [each / steps for each in values] for name, values in race.seconds.items()}, race.ratios)
 
 
 def speeds(races: Mapping[str, Race]) -> str:
-    """Steps per second of every contender: least, middle and greatest of the rounds."""
+    """Return the steps per second of each contender as text: minimum, median and maximum of the rounds."""
     lines = ["steps per second (min / median / max)"]
     for title, race in races.items():
         for name, seconds in race.seconds.items():

@@ -1,12 +1,12 @@
-"""How fast does a fitted PyTorch model predict the rows of a DataFrame?
+"""Speed of a fitted PyTorch model that predicts the rows of a DataFrame.
 
     python bench/transform.py [--rows 200000] [--columns 37] [--rounds 3] [--cores 2] [--sample 20]
 
-`TorchModel.transform` against Spark's own `predict_batch_udf`, and against a model that is called for each row, as
-Horovod's transform calls it. In turns, in one Spark session (local[cores]), on a column of arrays of float32 that Spark
-has in memory; the sum of all predictions is asked for. Taking rows one at a time is slow, so that way takes one row in
-`sample` of each partition. Its time for all rows is its time for a single row of each partition, which every job costs,
-and `sample` times the rest. Writes bench/results/*-transform.json."""
+`TorchModel.transform` is compared with Spark's own `predict_batch_udf`, and with a model that is called for each row,
+as Horovod's transform does. They take turns in one Spark session (local[cores]) on a column of float32 arrays that
+Spark has in memory; each job sums all predictions. Calling the model for each row is slow, so that contender reads one
+row in `sample` of each partition. Its time for all rows is extrapolated: the time for a single row of each partition,
+which every job has, plus `sample` times the rest. Writes bench/results/*-transform.json."""
 
 import argparse
 import sys
@@ -30,17 +30,17 @@ from farandole.spark.torch import TorchModel
 BATCHED, BY_ROW = "predict_batch_udf", "row at a time"
 PARTITIONS = 8
 MUSTS = {BATCHED: 1.0, BY_ROW: 10.0}
-BATCH = 1024  # rows of each call of the model, for both that make batches
+BATCH = 1024  # rows per call of the model, for the contenders with batches
 
 
 def make_model(columns: int) -> torch.nn.Module:
-    """Make a small network, as tables need."""
+    """Return a small network for rows of a table."""
     torch.manual_seed(7)
     return torch.nn.Sequential(torch.nn.Linear(columns, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 
 
 def make_frame(spark: SparkSession, rows: int, columns: int) -> DataFrame:
-    """Make rows of one array each."""
+    """Return a DataFrame with a row number and an array of floats in each row."""
     numbers = [F.rand(place).cast("float") for place in range(columns)]
     frame = spark.range(0, rows, 1, PARTITIONS).select("id", F.array(*numbers).alias("x")).persist()
     assert frame.count() == rows
@@ -48,7 +48,7 @@ def make_frame(spark: SparkSession, rows: int, columns: int) -> DataFrame:
 
 
 def batched(model: torch.nn.Module, columns: int) -> Callable[[DataFrame], DataFrame]:
-    """Predict with Spark's function."""
+    """Return a transform that predicts with Spark's `predict_batch_udf`."""
 
     def make() -> Callable[[np.ndarray], np.ndarray]:
         def predict(inputs: np.ndarray) -> np.ndarray:
@@ -63,7 +63,7 @@ def batched(model: torch.nn.Module, columns: int) -> Callable[[DataFrame], DataF
 
 
 def by_row(model: torch.nn.Module) -> Callable[[DataFrame], DataFrame]:
-    """Predict in a loop over rows."""
+    """Return a transform that predicts in a loop over rows."""
 
     def predict(rows: Iterator[Row]) -> Iterator[Row]:
         for row in rows:
@@ -93,7 +93,7 @@ class Task:
             return cls(kept, float(model(torch.from_numpy(values)).double().sum()))
 
     def timed(self, transform: Callable[[DataFrame], DataFrame]) -> float:
-        """Return the seconds until the sum of the predictions is there."""
+        """Return the seconds until the sum of the predictions is known."""
         began = time.monotonic()
         total = transform(self.frame).agg(F.sum("y__output")).collect()[0][0]
         taken = time.monotonic() - began
