@@ -4,8 +4,10 @@ import importlib.util
 import itertools
 import random
 import re
+import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,3 +184,27 @@ def test_a_log_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     binary.write_bytes(b"\x80\x02\xff")
     with pytest.raises(ConfigError, match=r"cannot read and write .*model\.pt"):
         TuningLog(str(binary))
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """Let this process write no file beyond `size` bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_ends_the_log_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "log.csv"
+    with TuningLog(str(path)) as log:
+        log.add(row("search"))
+        with files_up_to(path.stat().st_size + 5):
+            log.add(row("search"))
+            log.add(row("chosen"))
+    assert log.rows == [row("search"), row("search"), row("chosen")]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    with files_up_to(5), pytest.raises(ConfigError, match=r"cannot read and write .*File too large"):
+        TuningLog(str(tmp_path / "other.csv"))

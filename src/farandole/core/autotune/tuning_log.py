@@ -2,6 +2,7 @@
 
 import csv
 import logging
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -96,7 +97,9 @@ class TuningLog:
         """Close the file. Idempotent."""
         file, self._file = self._file, None
         if file is not None:
-            file.close()
+            # Only text whose write has failed, which was reported, is still to be written.
+            with suppress(OSError):
+                file.close()
 
     def __enter__(self) -> Self:
         return self
