@@ -1,10 +1,11 @@
 """Rendezvous of ranks that another launcher has started: at rank 0, told of by that launcher's means."""
 
+import errno
 import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -107,6 +108,17 @@ def test_a_rank_that_does_not_reach_rank_0(monkeypatch: pytest.MonkeyPatch) -> N
         meet(board.of(1), Config(), Deadline(LIMIT))
 
 
+def test_a_rank_that_hears_of_rank_0_at_the_last_moment() -> None:
+    class Late(BoardExchange):
+        def share(self, payload: bytes, deadline: Deadline) -> bytes:
+            return self._board.payload
+
+    board = Board(2)
+    board.payload = json.dumps(["00" * 32, ["127.0.0.1:9"]]).encode()
+    with pytest.raises(RendezvousError, match=r"rank 1 .* too late .*no answer within 0 s.*FARANDOLE_START_TIMEOUT"):
+        meet(Late(board, 1), Config(), Deadline(timedelta(0)))
+
+
 def test_own_addresses_can_be_bound() -> None:
     found = own_addresses()
     assert found[0] in ("127.0.0.1", "::1") and len(set(found)) == len(found)
@@ -142,6 +154,30 @@ def test_a_file_that_others_can_read_is_refused(folder: Path) -> None:
     next(folder.iterdir()).chmod(0o640)
     with pytest.raises(RendezvousError, match="can be read by others"):
         task(1, folder).share(b"", Deadline(LIMIT))
+
+
+def test_a_file_that_cannot_be_opened_is_refused(folder: Path) -> None:
+    task(0, folder).share(b"card", Deadline(LIMIT))
+    (file,) = folder.iterdir()
+    file.rename(folder / "other")
+    file.symlink_to(folder / "other")
+    with pytest.raises(RendezvousError, match=r"slurm-7-3-0 cannot be read: Too many levels of symbolic links"):
+        task(1, folder).share(b"", Deadline(LIMIT))
+
+
+def test_a_file_that_is_replaced_during_the_read_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS then reports a stale handle."""
+    task(0, folder).share(b"card", Deadline(LIMIT))
+    answers = iter([OSError(errno.ESTALE, "Stale file handle"), None])
+
+    def stale_once(path: Path, flags: int, open: Callable[[Path, int], int] = os.open) -> int:
+        error = next(answers)
+        if error is not None:
+            raise error
+        return open(path, flags)
+
+    monkeypatch.setattr(os, "open", stale_once)
+    assert task(1, folder).share(b"", Deadline(LIMIT)) == b"card"
 
 
 def test_a_folder_that_hosts_do_not_share(folder: Path) -> None:

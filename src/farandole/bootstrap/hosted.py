@@ -55,7 +55,8 @@ class HostedRendezvous(TcpRendezvous):
     def settle(self, deadline: Deadline) -> None:
         """Choose the first address of rank 0 that all ranks reach; blocks up to `deadline`.
 
-        Raises `RendezvousError` if there is none, naming the addresses that each rank reaches."""
+        Raises `RendezvousError` if there is none, naming the addresses that each rank reaches, and `TimeoutError` if no
+        time is left."""
         reached = _reachable(self._addresses, self.rank, self.size, self.secret, deadline)
         if not reached:
             raise RendezvousError(
@@ -97,7 +98,13 @@ def meet(exchange: Exchange, config: Config, deadline: Deadline) -> HostedRendez
     try:
         secret_text, addresses = json.loads(exchange.share(card, deadline))
         rendezvous = HostedRendezvous(addresses, exchange.rank, exchange.size, bytes.fromhex(secret_text), server)
-        rendezvous.settle(deadline)
+        try:
+            rendezvous.settle(deadline)
+        except TimeoutError as error:
+            raise RendezvousError(
+                f"rank {exchange.rank} got the address of rank 0 too late to connect ({error}); start all ranks at the "
+                "same time, or raise FARANDOLE_START_TIMEOUT"
+            ) from error
     except BaseException:
         if server is not None:
             server.close()

@@ -1,6 +1,6 @@
 """Exchange of bytes between the tasks of srun, through a file in a folder that their hosts share."""
 
-import contextlib
+import errno
 import os
 import stat
 import time
@@ -34,8 +34,11 @@ class FolderExchange:
             self._write(payload)
             return payload
         while True:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 return self._read()
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ESTALE):  # NFS: stale, if rank 0 has just replaced the file
+                    raise RendezvousError(f"{self._path} cannot be read: {error.strerror}") from error
             try:
                 time.sleep(min(LOOK_EVERY, deadline.remaining()))
             except TimeoutError as error:
