@@ -18,6 +18,7 @@ with importing(__name__):
 
 
 from farandole.data import Reader, ShardSource
+from farandole.data.store_urls import open_url
 from farandole.errors import ConfigError, DataError
 from farandole.masking import mask
 from farandole.spark.dataframes import arrow_schema, collected, stand_in
@@ -125,7 +126,10 @@ def _owning(converter: SparkDatasetConverter, close: Callable[[], None]) -> Spar
 
 
 def _write(frame: DataFrame, url: str, codec: str, row_group_bytes: int) -> WrittenRows:
-    """Write Parquet files; removes them if that fails, or if there are no rows, which raises `DataError`."""
+    """Write Parquet files; removes them if that fails, or if there are no rows, which raises `DataError`.
+
+    Raises `SourceError`, before Spark writes anything, if this Python cannot open the URL."""
+    open_url(url, {})
     writer = frame.write.option("compression", codec).option("parquet.block.size", row_group_bytes)
     try:
         writer.parquet(url)
@@ -133,7 +137,10 @@ def _write(frame: DataFrame, url: str, codec: str, row_group_bytes: int) -> Writ
         if not count:
             raise DataError("", "there are no rows")
     except BaseException:
-        WrittenRows(url, 0).close()
+        try:
+            WrittenRows(url, 0).close()
+        except Exception as error:
+            log.warning("the failed copy at %s stays there (%s); remove it", mask(url), error)
         raise
     log.info("%d rows written to %s", count, mask(url))
     return WrittenRows(url, count)

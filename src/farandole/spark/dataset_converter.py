@@ -158,9 +158,9 @@ class WrittenRows:
 
     def close(self) -> None:
         """Remove the folder, if it is there."""
-        import fsspec
+        from farandole.data.store_urls import open_url
 
-        fs, path = fsspec.core.url_to_fs(self.url)
+        fs, path = open_url(self.url, {})
         if fs.exists(path):
             fs.rm(path, recursive=True)
 
