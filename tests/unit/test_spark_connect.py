@@ -1,6 +1,7 @@
 """Facts of a Spark Connect session, whose server tells less than a SparkContext knows."""
 
 import sys
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ pytest.importorskip("pyspark")
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
 from farandole.errors import ConfigError, SlotsError
+from farandole.spark import connect
 from farandole.spark.application import is_connect
 from farandole.spark.chosen import application_of
 from farandole.spark.connect import ConnectApplication, candidates
@@ -78,6 +80,25 @@ def test_this_machine_is_looked_for_on_the_way_to_the_server_first() -> None:
     assert candidates("no-such-host.invalid") == [*others, loopback]
     assert candidates("no-such-host.invalid", "no-such-interface") == [*others, loopback]
     assert candidates("no-such-host.invalid", "lo")[0] == "127.0.0.1"
+
+
+def test_a_search_ends_in_time_although_a_request_to_cancel_it_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connect, "INTERRUPT_EVERY", 0.01)
+    cancelled, answers = threading.Event(), iter([ConnectionError("no server"), None])
+
+    def interrupt(tag: str) -> None:
+        error = next(answers, None)
+        if error is not None:
+            raise error
+        cancelled.set()
+
+    spark = SimpleNamespace(addTag=lambda tag: None, removeTag=lambda tag: None, interruptTag=interrupt)
+    with pytest.raises(ConfigError, match="start_timeout: no executor"), connect._limited(spark, timedelta(0)):
+        assert cancelled.wait(10)
+        raise RuntimeError("cancelled")
+    assert "no server" in caplog.text
 
 
 def test_a_server_whose_python_lacks_farandole_is_told_of_with_the_remedy() -> None:

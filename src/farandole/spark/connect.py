@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import re
 import secrets
 import socket
@@ -26,6 +27,8 @@ from farandole.spark.task import TaskOrders, TaskPlan
 from farandole.topology import interface_addresses, own_addresses
 
 __all__ = ["ConnectApplication", "candidates", "reach"]
+
+log = logging.getLogger(__name__)
 
 INTERRUPT_EVERY = 0.2  # seconds
 TRY_TIMEOUT = timedelta(seconds=3)  # for a task's connection to one address
@@ -159,7 +162,10 @@ def _limited(spark: Any, patience: timedelta) -> Iterator[None]:
         wait = patience.total_seconds()
         while not done.wait(wait):
             expired.set()
-            spark.interruptTag(tag)
+            try:
+                spark.interruptTag(tag)
+            except Exception as error:  # such as a short outage of the server
+                log.warning("the search for an address of this machine cannot be cancelled yet (%s)", error)
             wait = INTERRUPT_EVERY  # the job may have reached the server only afterwards
 
     limit = threading.Thread(target=expire, name="farandole-limit", daemon=True)
