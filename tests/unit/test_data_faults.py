@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data import Loader, ParquetSource, Reading
+from farandole.data.rounds import Columns
 from farandole.data.row_groups import RowGroup
 from farandole.errors import ConfigError, DataError, SourceError
 from helpers.datasets import write_rows
@@ -151,3 +152,35 @@ def test_a_row_group_that_does_not_come_has_a_deadline(tmp_path: Path) -> None:
     threading.Timer(0.2, source.stuck.set).start()
     with pytest.raises(SourceError, match=r"has not come within 0.01 s"):
         next(pieces)
+
+
+@pytest.mark.parametrize("hanging", ["store", "transform"])
+def test_a_loop_is_left_at_once_while_something_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: str
+) -> None:
+    monkeypatch.setattr("farandole.data.pool.PATIENCE", 0.1)
+    write_rows(tmp_path, LAYOUT)
+    answers = threading.Semaphore(1)
+
+    def wait(columns: Columns) -> Columns:
+        assert answers.acquire(timeout=30)
+        return columns
+
+    class Slow(ParquetSource):
+        def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+            assert hanging == "transform" or answers.acquire(timeout=30)
+            return super().read(row_group, columns)
+
+    transform = wait if hanging == "transform" else None
+    reading = Reading(lanes=1, window=10, ahead=0, workers=1, timeout=3, transform=transform)
+    batches = iter(Loader(Slow(str(tmp_path)), batch_size=10, policy="drop", reading=reading))
+    next(batches)
+    leave = threading.Thread(target=batches.close)  # type: ignore[attr-defined]
+    leave.start()
+    leave.join(2)
+    left = not leave.is_alive()
+    answers.release(10)
+    for thread in threading.enumerate():
+        if thread.name.startswith("farandole-"):
+            thread.join(20)
+    assert left

@@ -2,6 +2,9 @@
 
 import threading
 import time
+from concurrent.futures import CancelledError
+
+import pytest
 
 from farandole.data.pool import ReadPool
 
@@ -48,3 +51,20 @@ def test_an_idle_pool_has_no_thread() -> None:
     pool: ReadPool[int, int] = ReadPool(abs, lambda: 64)
     assert threading.active_count() == before
     pool.close()
+
+
+def test_closing_waits_once_for_all_threads_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.data.pool.PATIENCE", 0.1)
+    release = threading.Event()
+    pool: ReadPool[int, bool] = ReadPool(lambda _: release.wait(20), lambda: 8)
+    made = [pool.submit(number) for number in range(10)]
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 0.5
+    for each in [*made, pool.submit(10)]:
+        with pytest.raises(CancelledError):
+            each.result(0)
+    release.set()
+    for thread in pool._threads:
+        thread.join(20)
+        assert not thread.is_alive()

@@ -2,17 +2,19 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Generic, TypeVar
 
-__all__ = ["ReadPool"]
+__all__ = ["PATIENCE", "ReadPool"]
 
 A = TypeVar("A")
 R = TypeVar("R")
 
-# Seconds that closing waits for each thread: one that hangs in a remote file system cannot be stopped.
-_PATIENCE = 5.0
+# Seconds that closing waits for threads: one that hangs in a remote file system cannot be stopped.
+PATIENCE = 5.0
 
 
 class ReadPool(Generic[A, R]):
@@ -29,14 +31,17 @@ class ReadPool(Generic[A, R]):
         self._asked: queue.SimpleQueue[tuple[A, Future[R]] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._counting = threading.Lock()
-        self._unfinished = 0
+        self._unfinished: set[Future[R]] = set()
         self._threads: list[threading.Thread] = []
 
     def submit(self, argument: A) -> "Future[R]":
-        """Queue `act(argument)` and return its future at once."""
+        """Queue `act(argument)` and return its future at once; after `cancel`, the future is cancelled."""
         future: Future[R] = Future()
         with self._counting:
-            self._unfinished += 1
+            if self._closed.is_set():
+                future.cancel()
+                return future
+            self._unfinished.add(future)
             self._asked.put((argument, future))
             self._enlarge()
         return future
@@ -44,39 +49,48 @@ class ReadPool(Generic[A, R]):
     @property
     def unfinished(self) -> int:
         """The number of calls that are queued or running."""
-        return self._unfinished
+        return len(self._unfinished)
 
-    def close(self) -> None:
-        """End the threads, each after its current call, and cancel calls that have not begun.
+    def cancel(self) -> None:
+        """Cancel all unfinished calls, so that nobody waits for them, and let each thread end after its current call.
 
-        Waits up to `_PATIENCE` seconds for each thread."""
+        Returns at once."""
         with self._counting:
             self._closed.set()
+            for future in self._unfinished:
+                future.cancel()
             for _ in self._threads:
                 self._asked.put(None)
+
+    def close(self) -> None:
+        """Cancel all unfinished calls, and wait up to `PATIENCE` seconds in all for the threads to end."""
+        self.cancel()
+        deadline = time.monotonic() + PATIENCE
         for thread in self._threads:
-            thread.join(_PATIENCE)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
         while (asked := self._asked.get()) is not None:
             argument, future = asked
             if self._closed.is_set():
-                future.cancel()
                 continue
             try:
-                future.set_result(self._act(argument))
+                settle = partial(future.set_result, self._act(argument))
             except BaseException as error:
-                future.set_exception(error)  # raised by `future.result()`
+                settle = partial(future.set_exception, error)  # raised by `future.result()`
             with self._counting:
-                self._unfinished -= 1
-                if len(self._threads) > self._wanted() and not self._closed.is_set():
+                if self._closed.is_set():
+                    continue  # the call was cancelled meanwhile
+                settle()
+                self._unfinished.remove(future)
+                if len(self._threads) > self._wanted():
                     self._threads.remove(threading.current_thread())
                     return
                 self._enlarge()
 
     def _enlarge(self) -> None:
         """Start a thread if there are more unfinished calls than threads, and one more thread is useful."""
-        if len(self._threads) < min(self._unfinished, self._wanted()) and not self._closed.is_set():
+        if len(self._threads) < min(len(self._unfinished), self._wanted()) and not self._closed.is_set():
             name = f"farandole-read-{len(self._threads)}"
             self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
             self._threads[-1].start()

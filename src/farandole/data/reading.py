@@ -113,7 +113,7 @@ def read_pieces(
         made = (transformed(transform, columns) for columns in rounds)
         # In file order no rows are gathered, so a thread would only pass on the columns that others have read.
         with_thread = asked.workers and (asked.shuffle or transform is not None)
-        yield from read_ahead(made, 1) if with_thread else made
+        yield from read_ahead(made, 1, pool.cancel) if with_thread else made
 
 
 def checked_meanwhile(items: Generator[T], check: Callable[[], None]) -> Generator[T]:

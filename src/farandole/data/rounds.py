@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from farandole.data import pool
 from farandole.data.fields import Field
 from farandole.data.order import EpochOrder, Extent
 from farandole.data.plans import GlobalPlan
@@ -194,11 +195,12 @@ def _rows_in_pool(
     return rows
 
 
-def read_ahead(rounds: Iterator[Columns], depth: int) -> Iterator[Columns]:
+def read_ahead(rounds: Iterator[Columns], depth: int, cancel: Callable[[], None]) -> Iterator[Columns]:
     """Yield the rounds; a thread makes up to `depth` of them in advance.
 
     The thread ends with the last round, with an error, which is raised here, and when this generator is closed. Closing
-    waits for the round that the thread is making."""
+    calls `cancel`, which must end the thread's waiting for a row group, and waits up to `pool.PATIENCE` seconds for the
+    thread, which may be in a function of the user."""
     ready: deque[Columns] = deque()
     changed = threading.Condition()
     ended: list[BaseException | None] = []
@@ -238,4 +240,5 @@ def read_ahead(rounds: Iterator[Columns], depth: int) -> Iterator[Columns]:
         with changed:
             closed.set()
             changed.notify_all()
-        thread.join()
+        cancel()
+        thread.join(pool.PATIENCE)
