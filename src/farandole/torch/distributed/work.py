@@ -1,5 +1,6 @@
 """Handles of collectives for torch."""
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +19,9 @@ __all__ = ["Explain", "Follower", "Results", "Underway", "Work"]
 
 Results: TypeAlias = list[torch.Tensor]
 Explain: TypeAlias = Callable[[CollectiveError], CollectiveError]
+Listener: TypeAlias = Callable[[Results | Exception], object]
+
+log = logging.getLogger(__name__)
 
 NO_TIMEOUT = timedelta(0)  # torch's value for the process group's timeout
 
@@ -145,7 +149,7 @@ class Follower:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: queue.SimpleQueue[tuple[Underway, Future[Any] | threading.Event] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Underway, Listener] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -154,13 +158,13 @@ class Follower:
         outcome: Future[Results | Exception] = new_future(underway.gpus)
         # An exception set on a future reaches Python only; a failing callback reaches C++ too.
         future: Future[Results] = outcome.then(_result_of)
-        self._follow(underway, outcome)
+        self._follow(underway, outcome.set_result)
         return future
 
     def wait(self, underway: Underway, timeout: timedelta) -> bool:
         """Wait up to `timeout` for `underway`; returns whether it has completed or failed."""
         done = threading.Event()
-        self._follow(underway, done)
+        self._follow(underway, lambda _: done.set())
         return done.wait(timeout.total_seconds())
 
     def close(self) -> None:
@@ -172,7 +176,7 @@ class Follower:
             if thread is not threading.current_thread():  # a callback may end the process group
                 thread.join()
 
-    def _follow(self, underway: Underway, listener: Future[Any] | threading.Event) -> None:
+    def _follow(self, underway: Underway, listener: Listener) -> None:
         self._queue.put((underway, listener))
         with self._lock:
             if self._thread is None:
@@ -184,17 +188,19 @@ class Follower:
         streams = SideStreams()
         while (followed := self._queue.get()) is not None:
             underway, listener = followed
-            outcome: Results | Exception
-            with streams.current(underway.gpus):
-                try:
-                    outcome = underway.wait()
-                except Exception as error:
-                    outcome = error
-                if isinstance(listener, threading.Event):
-                    listener.set()
-                else:
-                    listener.set_result(outcome)
-            del followed, underway, listener, outcome  # drop the tensors too, while it waits for the next
+            try:
+                with streams.current(underway.gpus):
+                    listener(underway.wait())
+            except Exception as error:
+                self._tell_failure(listener, error)
+            del followed, underway, listener  # drop the tensors too, while it waits for the next
+
+    def _tell_failure(self, listener: Listener, error: Exception) -> None:
+        try:
+            listener(error)
+        except Exception:
+            # CUDA has failed. The thread goes on, because later futures would wait for it without a deadline.
+            log.exception("%s: a future cannot be completed", self._name)
 
 
 def _result_of(outcome: Future[Results | Exception]) -> Results:

@@ -1,0 +1,77 @@
+"""Futures of a process group's operations, without ranks."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch")
+
+from farandole.errors import CollectiveError, CollectiveTimeout
+from farandole.torch.distributed import work
+from farandole.torch.distributed.work import Follower, Underway
+
+
+class Operation:
+    """An operation that is under way until `event` is set."""
+
+    def __init__(self, *, done: bool) -> None:
+        self.event = threading.Event()
+        if done:
+            self.event.set()
+
+    def done(self) -> bool:
+        return self.event.is_set()
+
+    def wait(self) -> None:
+        assert self.event.wait(30)
+
+
+class Failed(Operation):
+    """An operation that has failed."""
+
+    def wait(self) -> None:
+        raise CollectiveTimeout("x", (1,), 1.0)
+
+
+def as_it_is(error: CollectiveError) -> CollectiveError:
+    return error
+
+
+@pytest.fixture
+def follower() -> Iterator[Follower]:
+    made = Follower("futures")
+    yield made
+    made.close()
+
+
+def test_later_futures_complete_after_one_that_could_not(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        """A future of results on a GPU that has failed: it refuses any value."""
+
+        def then(self, _: object) -> "Broken":
+            return self
+
+        def set_result(self, _: object) -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    done = Underway([Operation(done=True)], [], as_it_is)
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "new_future", lambda _: Broken())
+        follower.future_of(done)
+    assert follower.future_of(done).wait() == []
+    with pytest.raises(RuntimeError, match="'x'"):
+        follower.future_of(Underway([Failed(done=True)], [], as_it_is)).wait()
+    assert "device-side assert" in caplog.text
+
+
+def test_a_stream_that_cannot_be_made_fails_the_future(follower: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoStreams:
+        def current(self, _: object) -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(work, "SideStreams", NoStreams)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        follower.future_of(Underway([Operation(done=True)], [], as_it_is)).wait()
