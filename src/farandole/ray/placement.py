@@ -59,16 +59,19 @@ class Places:
 def reserve(demand: Demand, timeout: timedelta, *, use_current: bool) -> Places:
     """Return the places of all ranks: in the placement group of the calling task if there is one, else in a new one.
 
-    Blocks until the cluster has the resources, up to `timeout`; then raises `SlotsTimeout`, a `SlotsError`."""
+    Blocks until the cluster has the resources, up to `timeout`; then raises `SlotsTimeout`, a `SlotsError`. Raises
+    `ConfigError` if a new group is needed for ranks without resources."""
     current = get_current_placement_group() if use_current else None
     if current is not None:
         return Places(current, [-1] * demand.ranks, own=False)
+    if not demand.resources():
+        raise ConfigError("cpus_per_worker", "is 0 without use_gpu, but Ray reserves no empty place; give more")
     bundles = demand.bundles()
     group = placement_group(bundles, strategy="PACK" if demand.hosts is None else "STRICT_SPREAD")
     places = [number for number in range(len(bundles)) for _ in range(demand.ranks // len(bundles))]
     try:
         if not group.wait(timeout.total_seconds()):
-            each = " and ".join(f"{amount:g} {name}" for name, amount in bundles[0].items()) or "nothing"
+            each = " and ".join(f"{amount:g} {name}" for name, amount in bundles[0].items())
             hosts = "" if demand.hosts is None else f" on {demand.hosts} hosts, each with {each} free"
             free = _free_ranks(demand)
             where = f"the Ray cluster after {timeout.total_seconds():g} s (a rank takes {each}){hosts}"
@@ -82,4 +85,4 @@ def reserve(demand: Demand, timeout: timedelta, *, use_current: bool) -> Places:
 def _free_ranks(demand: Demand) -> int:
     """Return the number of ranks for which the cluster has free resources, as if these were on one host."""
     free = ray.available_resources()
-    return min((int(free.get(name, 0.0) // each) for name, each in demand.resources().items()), default=demand.ranks)
+    return min(int(free.get(name, 0.0) // each) for name, each in demand.resources().items())
