@@ -1,7 +1,8 @@
-"""Futures of a process group's operations, without ranks."""
+"""Futures and time limits of a process group's operations, without ranks."""
 
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -9,7 +10,9 @@ pytest.importorskip("torch")
 
 from farandole.errors import CollectiveError, CollectiveTimeout
 from farandole.torch.distributed import work
-from farandole.torch.distributed.work import Follower, Underway
+from farandole.torch.distributed.work import Follower, Underway, Work
+
+SHORT = timedelta(milliseconds=20)
 
 
 class Operation:
@@ -43,6 +46,18 @@ def follower() -> Iterator[Follower]:
     made = Follower("futures")
     yield made
     made.close()
+
+
+def test_a_completed_operation_is_not_late_because_of_an_older_one(follower: Follower) -> None:
+    slow, late = Operation(done=False), Operation(done=False)
+    Work([], Underway([slow], [], as_it_is), follower).get_future()
+    assert Work([], Underway([Operation(done=True)], [], as_it_is), follower).wait(SHORT)
+    waiting = Work([], Underway([late], [], as_it_is), follower)
+    with pytest.raises(TimeoutError, match="not done after"):
+        waiting.wait(SHORT)
+    late.event.set()
+    assert waiting.wait(SHORT)
+    slow.event.set()
 
 
 def test_later_futures_complete_after_one_that_could_not(

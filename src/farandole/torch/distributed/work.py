@@ -93,7 +93,8 @@ class Work(dist.Work):
         underway = self.underway
         if underway is None:
             return True
-        if timeout > NO_TIMEOUT and not self._follower.wait(underway, timeout):
+        # The follower may be waiting for an older collective.
+        if timeout > NO_TIMEOUT and not (underway.done() or self._follower.wait(underway, timeout) or underway.done()):
             raise TimeoutError(f"the collective is not done after {timeout}; it goes on, and can be waited for again")
         underway.wait()
         if not underway.gpus:  # other streams may have to wait, too
