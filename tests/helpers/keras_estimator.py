@@ -7,10 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 import pyarrow as pa
+import pytest
 
 import farandole.keras as hvd
 from farandole.errors import ConfigError
 from farandole.spark.data_module import DataModule
+from farandole.spark.keras import KerasEstimator
 from farandole.spark.store import Store
 from farandole.spark.trainers.checkpoint import Checkpoint
 from farandole.spark.trainers.keras import KerasJob, KerasTrainer
@@ -207,6 +209,30 @@ def check_resumed_runs_equal_uninterrupted_ones(rank: int, size: int, folder: Pa
     _, optimizer, _ = load_state(resumed.state(whole=True))
     assert any(each.shape == () and each == np.float32(0.01) for each in optimizer), "the rate of the user"
     assert [record["epoch"] for record in run.checkpoint.history] == [1, 2, 3]
+
+
+def check_losses_of_a_compiled_model_are_taken(rank: int, size: int, folder: Path) -> None:
+    columns = points(8) | {"z": [1.0] * 8}
+    keras.utils.set_random_seed(4)
+    given = keras.Input((2,))
+    model = keras.Model(given, [keras.layers.Dense(1, name="one")(given), keras.layers.Dense(1, name="two")(given)])
+    weights = {"two": 0.25, "one": 0.75}
+    model.compile(keras.optimizers.SGD(0.0), loss={"two": "mae", "one": "mse"}, loss_weights=weights)
+    estimator = KerasEstimator(model=model, feature_cols=["x"], label_cols=["y", "z"])
+    plan = job_of(model, columns, label_cols=("y", "z"), epochs=1).plan
+    estimator._check()
+    (job,) = estimator._task(plan).args  # type: ignore[attr-defined]
+    run, _ = trained(job, shard_of(folder, mine(columns, rank, size)))
+    x, y = np.array(columns["x"]), np.array(columns["y"])
+    of_y, of_z = (each[:, 0] for each in model.predict_on_batch(x.astype("float32")))
+    wanted = 0.75 * np.mean((of_y - y) ** 2) + 0.25 * np.mean(abs(of_z - 1.0))
+    np.testing.assert_allclose(run.checkpoint.history[0]["loss"], wanted, rtol=1e-5)
+    for loss in (("mse", "mae"), ["mse", "mae"], "mse"):
+        model.compile("sgd", loss=loss, loss_weights=[1, 2])
+        assert (estimator.getLoss(), estimator.getLossWeights()) == ([*loss] if loss != "mse" else ["mse"], [1, 2])
+    model.compile("sgd", loss={"one": "mse"})
+    with pytest.raises(ConfigError, match=r"^loss: of the model has the names \['one'\], and its outputs are"):
+        estimator.getLoss()
 
 
 def check_outputs_of_several_dimensions(rank: int, size: int, folder: Path) -> None:

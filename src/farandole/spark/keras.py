@@ -71,6 +71,17 @@ def _checkpoint(value: object) -> Any:
     return value
 
 
+def _per_output(setting: str, value: object, model: Any) -> list[Any]:
+    """Return an argument of `compile` as a list with an item per output, or with one item for all outputs."""
+    if not isinstance(value, Mapping):
+        return list(value) if isinstance(value, (list, tuple)) else [value]
+    names = list(getattr(model, "output_names", None) or ())
+    if sorted(names) != sorted(value):
+        has = f"its outputs are {names}" if names else "the names of its outputs are unknown"
+        raise ConfigError(setting, f"of the model has the names {list(value)}, and {has}; give a list, one per label")
+    return [value[name] for name in names]
+
+
 def _mapping(name: str) -> Callable[[object], dict[str, Any]]:
     def check(value: object) -> dict[str, Any]:
         if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
@@ -84,11 +95,11 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
     """Trains a Keras 3 model on a DataFrame's rows, on `num_proc` ranks, with the Keras backend of this process.
 
     The model takes one input per feature column and returns one output per label column. `loss`, `loss_weights`,
-    `metrics` and `optimizer` are arguments of `compile`; `optimizer` and `loss` default to those of a compiled model.
-    The learning rate is multiplied by the number of ranks, and the gradient is the mean over all rows of a step.
-    `callbacks` run on every rank and see the values of all ranks; when one stops the training, all ranks stop.
-    `checkpoint_callback`, a `ModelCheckpoint`, writes into the run's folder of the store. Checkpoints, resumes and
-    errors are those of `TorchEstimator`.
+    `metrics` and `optimizer` are arguments of `compile`; `optimizer` and `loss` default to those of a compiled model,
+    `loss_weights` to those of its loss. The learning rate is multiplied by the number of ranks, and the gradient is
+    the mean over all rows of a step. `callbacks` run on every rank and see the values of all ranks; when one stops the
+    training, all ranks stop. `checkpoint_callback`, a `ModelCheckpoint`, writes into the run's folder of the store.
+    Checkpoints, resumes and errors are those of `TorchEstimator`.
     """
 
     _kind = "keras"
@@ -182,7 +193,14 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
             given = getattr(self.getModel(), "loss", None)
         if given is None:
             raise ConfigError("loss", f"is not set, and the model is not compiled: {self.loss.doc}")
-        return given if isinstance(given, list) else [given]
+        return _per_output("loss", given, self.getModel())
+
+    def getLossWeights(self) -> list[float] | None:
+        given, model = super().getLossWeights(), self._value(self.model)
+        if given is None and self._value(self.loss) is None:
+            compiled = getattr(model, "_compile_loss", None)
+            given = getattr(compiled, "_user_loss_weights", None)
+        return None if given is None else _per_output("loss_weights", given, model)
 
     def setMetrics(self, value: Any) -> Self:
         return self._set(metrics=value)
