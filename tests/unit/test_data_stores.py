@@ -209,6 +209,15 @@ def test_an_object_that_does_not_stay_ends_the_epoch(tmp_path: Path, kind: str, 
             assert loader.state_dict()["visited"] < 60
 
 
+def test_a_page_of_a_web_server_in_place_of_a_file_is_no_changed_file(tmp_path: Path) -> None:
+    (tmp_path / "part-000.parquet").write_text("<html>Log in</html>")
+    with (
+        store_of(tmp_path, "http") as (_, open_it),
+        pytest.raises(SourceError, match=r"part-000.parquet: cannot be read"),
+    ):
+        open_it()
+
+
 def test_a_cache_sees_that_a_web_servers_file_has_changed(tmp_path: Path) -> None:
     write_rows(tmp_path / "far", [[4]] * 3)
     with store_of(tmp_path / "far", "http") as (store, open_it):

@@ -228,7 +228,8 @@ class Files:
         except FarandoleError:
             raise
         except Exception as error:  # each file system has error classes of its own
-            self.check([file])  # if the file has changed, that explains the error better
+            if file.size >= 0:  # else it was not listed, and cannot be compared
+                self.check([file])  # if the file has changed, that explains the error better
             raise self._failure(file.path, "cannot be read", error) from hide_cause(error, *self._secrets)
 
     @contextmanager
