@@ -224,15 +224,19 @@ class RayExecutor:
 
     def _values(self, references: Sequence[Any]) -> list[Any]:
         """Return the values of a call by rank; end all ranks when one fails, or at Ctrl-C."""
-        waiting, failures, limit = list(references), [], None
+        waiting, limit = list(references), None
+        values: dict[int, Any] = {}
+        failures: list[Failure] = []
         try:
             while waiting:
                 ready, waiting = ray.wait(waiting, timeout=limit)
                 if not ready:
                     break  # later failures would be consequences
-                failure = _failure_of(references.index(ready[0]), ready[0])
-                if failure is not None:
-                    failures.append(failure)
+                rank = references.index(ready[0])
+                try:
+                    values[rank] = ray.get(ready[0])
+                except RayError as error:
+                    failures.append(_failure_of(rank, error))
                     limit = SETTLE
         except BaseException:
             self.shutdown()
@@ -241,15 +245,12 @@ class RayExecutor:
             self.shutdown()
             found = culprit(failures)
             raise found.error() from found.cause
-        values: list[Any] = ray.get(list(references))
-        return values
+        return [values[rank] for rank in range(len(references))]
 
 
-def _failure_of(rank: int, reference: Any) -> Failure | None:
-    """Return the failure of a call that has ended; None if it has a value."""
-    try:
-        ray.get(reference)
-    except RayTaskError as error:
+def _failure_of(rank: int, error: RayError) -> Failure:
+    """Return the failure of a rank whose call has ended with `error`."""
+    if isinstance(error, RayTaskError):
         cause: BaseException = error.cause if isinstance(error.cause, BaseException) else error
         reason = "".join(traceback.format_exception_only(cause)).strip()
         return Failure(
@@ -261,10 +262,8 @@ def _failure_of(rank: int, reference: Any) -> Failure | None:
             traceback=_frames_of(error),
             cause=cause,
         )
-    except RayError as error:  # the actor's process has ended
-        reason = f"its process has ended: {_COLOR.sub('', str(error)).strip()}"
-        return Failure(rank=rank, reason=reason, code=255, at=time.monotonic(), killed=True, cause=error)
-    return None
+    reason = f"its process has ended: {_COLOR.sub('', str(error)).strip()}"
+    return Failure(rank=rank, reason=reason, code=255, at=time.monotonic(), killed=True, cause=error)
 
 
 def _frames_of(error: RayTaskError) -> str:
