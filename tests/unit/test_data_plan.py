@@ -1,6 +1,7 @@
 """What decides about rows: plan, order and split, without files or ranks."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -39,6 +40,25 @@ def test_weighted_average_over_ranks_is_the_mean_over_the_global_batch(rows, bat
         average = sum(mean * plan.weight(rank, step) for rank, mean in enumerate(means)) / len(rows)
         everything = [value for batch in batches for value in batch]
         assert average == pytest.approx(sum(everything) / len(everything))
+
+
+class Watched(tuple[int, ...]):
+    """Counts how often all its items are read."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_the_cost_of_a_step_does_not_grow_with_the_square_of_the_ranks() -> None:
+    rows = Watched(range(100, 164))
+    plan = LocalPlan(rows=rows, batch_size=8)
+    rows.passes = 0
+    plan.weight(3, 5)
+    assert rows.passes <= 3
+    assert plan.in_step(5) == sum(plan.batch(rank, 5) for rank in range(64))
 
 
 def test_nothing_to_do_is_no_step() -> None:

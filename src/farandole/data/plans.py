@@ -1,6 +1,8 @@
 """Plans of an epoch's steps: over one order of all rows, and over rows that each rank holds."""
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self, TypeAlias, get_args
 
 import numpy as np
@@ -150,12 +152,14 @@ class LocalPlan:
     rows: tuple[int, ...]
     batch_size: int
     policy: Policy = "join"
+    _ranks: Mapping[int, int] = field(init=False, repr=False, compare=False)  # by their number of rows
 
     def __post_init__(self) -> None:
         if not self.rows or min(self.rows) < 0:
             raise ValueError(f"rows must be one count >= 0 per rank, got {self.rows}")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
+        object.__setattr__(self, "_ranks", Counter(self.rows))
 
     @property
     def total(self) -> int:
@@ -190,7 +194,10 @@ class LocalPlan:
 
     def bounds(self, rank: int, step: int) -> tuple[int, int]:
         """Return the half-open range of the rows, in the rank's own order, that the rank takes in this step."""
-        held, steps, size = self.rows[rank], self.steps, self.batch_size
+        return self._bounds(self.rows[rank], step, self.steps)
+
+    def _bounds(self, held: int, step: int, steps: int) -> tuple[int, int]:
+        size = self.batch_size
         if self.policy != "join" or held > (steps - 1) * size:
             return min(held, step * size), min(held, (step + 1) * size)
         # With n <= steps * batch_size, consecutive floors of n*s/steps are at most ceil(n/steps) <= batch_size apart.
@@ -201,6 +208,12 @@ class LocalPlan:
         first, last = self.bounds(rank, step)
         return last - first
 
+    def in_step(self, step: int) -> int:
+        """Return the number of rows that all ranks together take in this step."""
+        steps = self.steps
+        bounds = ((self._bounds(held, step, steps), ranks) for held, ranks in self._ranks.items())
+        return sum((last - first) * ranks for (first, last), ranks in bounds)
+
     def weight(self, rank: int, step: int) -> float:
         """Return the factor for the rank's mean, so that the average over ranks is the mean over the step's rows.
 
@@ -208,5 +221,5 @@ class LocalPlan:
         """
         if self.policy != "join":
             return 1.0
-        in_step = sum(self.batch(each, step) for each in range(len(self.rows)))
+        in_step = self.in_step(step)
         return self.batch(rank, step) * len(self.rows) / in_step if in_step else 0.0

@@ -190,7 +190,7 @@ class Run:
     def rows_of_all(self, epoch: int, step: int) -> int:
         """Return how many rows the batches of all ranks have in a step."""
         plan = self.rows.train.plan
-        return sum(plan.batch(rank, (epoch * self.steps + step) % plan.steps) for rank in range(self.size))
+        return plan.in_step((epoch * self.steps + step) % plan.steps)
 
     def validation_batches(self) -> Iterator[ShardBatch]:
         """Yield `validation_steps` batches, the same ones each time."""
