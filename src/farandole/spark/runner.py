@@ -54,6 +54,11 @@ class HorovodRunner:
             raise ConfigError(
                 "driver_log_verbosity", f"must be one of {get_args(Verbosity)}, got {driver_log_verbosity!r}"
             )
+        given = {"resource_profile": resource_profile is not None, "ranks_per_task": ranks_per_task != 1}
+        for name in (name for name, there in given.items() if there and np < 0):
+            log.warning(
+                "%s has no effect with np=%d, which starts processes on the driver and no Spark tasks", name, np
+            )
         self.num_processor = np
         self.driver_log_verbosity: Verbosity = driver_log_verbosity
         self._profile, self._ranks_per_task = resource_profile, ranks_per_task
