@@ -54,7 +54,7 @@ def shard() -> Path | None:
 def available_devices() -> list[str]:
     """Return the index of this rank's own GPU among the visible ones, in a list; an empty list without GPUs."""
     gpus, place = os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ.get("FARANDOLE_LOCAL_RANK")
-    return [place] if gpus and place is not None else []
+    return [place] if gpus not in ("", "-1") and place is not None else []
 
 
 @contextmanager
