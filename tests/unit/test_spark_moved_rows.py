@@ -71,6 +71,30 @@ def shared_out(folder: Path, rows: pa.Table, size: int) -> list[list[int]]:
         return [each.result(60.0) for each in [pool.submit(body, rank) for rank in range(size)]]
 
 
+def test_a_round_is_small_however_many_ranks_give_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moved_rows, "_AT_ONCE", 1 << 15)
+    counts, gathering, rounds = [9, 9, 9, 0, 0, 0], Gathering(6), list[int]()
+
+    def body(rank: int) -> int:
+        rows, gather = (
+            pa.table({"x": pa.array([np.zeros(1024)] * counts[rank], pa.list_(pa.float64()))}),
+            gathering.of(rank),
+        )
+
+        def watched(mine: Any) -> list[Any]:
+            found = gather(mine)
+            rounds.append(sum(len(each) for each in found if isinstance(each, bytes)))
+            return found
+
+        with pa.ipc.new_stream(tmp_path / str(rank), rows.schema) as writer:
+            writer.write_table(rows)
+        return len(even_out(tmp_path / str(rank), np.arange(counts[rank]), rank=rank, gather=watched))
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(body, range(6))) == [5, 5, 5, 4, 4, 4]
+    assert 0 < max(rounds) <= 3 * 8192 + 3 * 1024, "a row and a header of each giver"
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_where_rows_come_from_changes_nothing(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moved_rows, "_AT_ONCE", 50)  # several rounds

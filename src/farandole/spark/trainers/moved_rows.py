@@ -14,7 +14,7 @@ from farandole.data.shard_source import read_streams
 
 __all__ = ["Move", "even_out", "plan_moves"]
 
-_AT_ONCE = 1 << 25  # bytes, about, that a rank gives away in one round
+_AT_ONCE = 1 << 25  # bytes, about, that all ranks together give away in one round, and that each of them receives
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ def even_out(path: Path, hashes: NDArray[np.int64], *, rank: int, gather: Gather
     moves = plan_moves([rows for rows, _ in facts])
     if not moves:
         return np.arange(mine.num_rows)
-    at_once = max(1, _AT_ONCE // max(1, *(size for _, size in facts)))
+    givers = len({each.giver for each in moves})
+    at_once = max(1, _AT_ONCE // (givers * max(1, *(size for _, size in facts))))
     rounds = itertools.zip_longest(*(_pieces(moves, giver, at_once) for giver in range(len(facts))))
     order = np.argsort(hashes, kind="stable")
     left, rows = len(order), len(order)
