@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from farandole.spark.disks import nameless_file, no_room
 from farandole.spark.exchange.access import Kept
@@ -33,7 +34,8 @@ def gather_rows(
     The shares are in the order of partitions, in whatever order Spark delivers their places. A DataFrame without a
     share becomes a file with its schema alone. Ends early if `stop()` is true. Raises `CacheError` if the disk is full,
     `SourceError` if shares are lost with the host that held them."""
-    own = [share for batch in shares for share in batch.to_pylist() if share["rank"] == rank]
+    # Filtered first: a task of several ranks calls this for each of them, with the shares of all.
+    own = [share for batch in shares for share in batch.filter(pc.equal(batch.column("rank"), rank)).to_pylist()]
     own.sort(key=lambda share: (share["partition"], share["turn"]))
     started = time.monotonic()
     with ExitStack() as opened, ExitStack() as connections:
