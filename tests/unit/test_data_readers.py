@@ -1,6 +1,7 @@
 """`make_reader` and `make_batch_reader`, as programs written for Petastorm call them."""
 
 import itertools
+import threading
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
@@ -201,6 +202,16 @@ def test_options_without_meaning_are_named(url: str, caplog: pytest.LogCaptureFi
     assert list(reader) == []
     assert "results_queue_size means nothing here" in caplog.text
     assert "hdfs_driver means nothing here" in caplog.text
+
+
+@pytest.mark.parametrize("take", ["batches", "batches_of", "__iter__"])
+def test_stopping_ends_all_iterators_and_their_threads(url: str, take: str) -> None:
+    with make_batch_reader(url, ["row"], num_epochs=None) as reader:
+        iterators = [getattr(reader, take)(*([3] if take == "batches_of" else [])) for _ in range(2)]
+        for each in iterators:
+            next(each)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("farandole-")] == []
+    assert [next(each, None) for each in iterators] == [None, None]
 
 
 def test_the_readers_loader_can_go_on_elsewhere(url: str) -> None:

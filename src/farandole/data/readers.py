@@ -9,10 +9,12 @@ import os
 import re
 from collections import namedtuple
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +40,8 @@ from farandole.refusals import IGNORED_READER_ARGUMENTS, REFUSED_READER_ARGUMENT
 __all__ = ["Reader", "ReaderOptions", "Transforming", "make_batch_reader", "make_feed_reader", "make_reader"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _DEFAULT_CACHE_LIMIT = 10 << 30
 _LEAST_BATCH = 1024
@@ -173,7 +177,8 @@ class Reader:
     def __init__(self, loader: Loader, num_epochs: int | None, *, batched: bool) -> None:
         self.loader, self.num_epochs, self.batched_output = loader, num_epochs, batched
         self._started_with = loader.epoch
-        self._items: Generator[Any] | None = None
+        self._handed_out: WeakSet[Generator[Any]] = WeakSet()  # they hold threads while they are not closed
+        self._items = self._stoppable(self._read())
         self.last_row_consumed = False
         self._made: type | None = None  # made from the first batch: a transform may rename columns
 
@@ -182,8 +187,6 @@ class Reader:
 
     def __next__(self) -> Any:
         """Return the next row or batch; blocks while it is being read."""
-        if self._items is None:
-            self._items = self._read()
         try:
             return next(self._items)
         except StopIteration:
@@ -196,6 +199,9 @@ class Reader:
         """Yield the remaining batches, as columns by name; for adapters to frameworks.
 
         Raises `DataError` if the number of epochs is endless and this shard has no rows."""
+        return self._stoppable(self._batches())
+
+    def _batches(self) -> Generator[Batch]:
         idle = 0  # epochs without a row for this shard; the first may have been at its end
         while self.num_epochs is None or self.loader.epoch - self._started_with < self.num_epochs:
             idle += 1
@@ -208,6 +214,9 @@ class Reader:
 
     def batches_of(self, rows: int) -> Iterator[Columns]:
         """Yield the remaining rows in batches of `rows`, the last one smaller; begin again after the last row."""
+        return self._stoppable(self._batches_of(rows))
+
+    def _batches_of(self, rows: int) -> Generator[Columns]:
         if self.last_row_consumed:
             self.reset()
         buffer = BatchBuffer((dict(batch) for batch in self.batches()), Meter(0), open_end=True)
@@ -219,13 +228,14 @@ class Reader:
         """Begin again with as many epochs; raises `ConfigError` if the last row was not consumed."""
         if not self.last_row_consumed:
             raise ConfigError("reset", "is for a reader whose last row was consumed; make another reader")
-        self._items, self.last_row_consumed, self._started_with = None, False, self.loader.epoch
+        self._items = self._stoppable(self._read())
+        self.last_row_consumed, self._started_with = False, self.loader.epoch
 
     def stop(self) -> None:
-        """End iteration over the reader and its threads; after that it yields nothing until `reset`."""
-        if self._items is None:
-            self._items = self._read()
-        self._items.close()
+        """End all iterators over the reader, and their threads; the reader yields nothing until `reset`."""
+        for each in list(self._handed_out):
+            with suppress(ValueError):  # a thread of TensorFlow is in it
+                each.close()
 
     def join(self) -> None:
         """Do nothing: `stop` waits for the threads."""
@@ -246,6 +256,10 @@ class Reader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
+
+    def _stoppable(self, made: Generator[T]) -> Generator[T]:
+        self._handed_out.add(made)
+        return made
 
     def _read(self) -> Generator[Any]:
         for batch in self.batches():
