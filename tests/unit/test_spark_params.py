@@ -17,10 +17,13 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from farandole.errors import ConfigError
 from farandole.integrations.tensorboard import TensorBoardLogger
 from farandole.refusals import IGNORED_PARAMS
+from farandole.spark import estimator as base
 from farandole.spark.backend import SparkBackend
 from farandole.spark.data_module import PetastormDataModule
 from farandole.spark.store import Store
 from farandole.spark.torch import TorchEstimator
+from farandole.spark.trainers.checkpoint import Checkpoint
+from farandole.spark.trainers.run import RunPlan
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -252,6 +255,25 @@ def test_settings_that_do_not_go_together() -> None:
         estimator.copy({estimator.model: elsewhere})._check()
     with pytest.raises(ConfigError, match="model: has no parameters"):
         estimator.copy({estimator.model: torch.nn.ReLU()})._check()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_driver_looks_for_the_checkpoint_without_reading_it(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store.create(str(tmp_path))
+    trained = Checkpoint(kind="pytorch", epoch=1, seed=3, history=[{"epoch": 1}])
+    plan = RunPlan(
+        run_id="mine", store=store, rows=None, label_cols=("y",), epochs=1, train_steps=None, validation_steps=None,  # type: ignore[arg-type]
+        start=Checkpoint(seed=3), verbose=0,
+    )  # fmt: skip
+    if shared:
+        store.write(store.get_checkpoint_path("mine"), b"large")
+    monkeypatch.setattr(base, "run_training_job", lambda *_, **__: trained.dump())
+    monkeypatch.setattr(type(store), "read", lambda *_: pytest.fail("the checkpoint was read"))
+    monkeypatch.setattr(TorchEstimator, "_task", lambda *_: None)
+    assert TorchEstimator(num_proc=2)._run(plan, None, None) == trained
+    assert ("which the driver does not see" in caplog.text) is not shared
 
 
 def test_fits_of_a_grid_do_not_share_a_run(tmp_path: Path) -> None:

@@ -293,6 +293,6 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             for record in checkpoint.history[plan.start.epoch :]:
                 epochs.add(record)  # an epoch whose message was dropped; `add` ignores the others
         path = None if plan.store is None else plan.store.get_checkpoint_path(plan.run_id)
-        if plan.store is not None and path is not None and plan.store.read(path) is None:
+        if plan.store is not None and path is not None and not plan.store.exists(path):
             log.warning("rank 0 wrote %s, which the driver does not see; use a store that all hosts share", path)
         return checkpoint

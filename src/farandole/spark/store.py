@@ -115,7 +115,9 @@ class FilesystemStore:
 
     def exists(self, path: str) -> bool:
         """Return whether `path` is a file or a folder."""
-        return bool(self._files().exists(path))
+        files = self._files()
+        files.invalidate_cache()  # it may not know files of other processes
+        return bool(files.exists(path))
 
     def url(self, path: str) -> str:
         """Return the path as a URL with its scheme, as Spark takes it."""
