@@ -1,4 +1,4 @@
-"""Attacks on the start of a job, each with the seconds that it cost and the faults that it caused."""
+"""Attacks on the start of a job, with the seconds that they add and the faults that they cause."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ __all__ = ["ATTACKS", "Finding", "death_in_init", "ranks_on_hosts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Median seconds over the rounds of one attack, without and with it."""
+    """Result of an attack: median seconds over the rounds without and with it, and faults."""
 
     attack: str
     strangers: int
@@ -41,16 +41,16 @@ class Finding:
     alone: float
     attacked: float
     faults: int  # rounds in which the job failed, or its result was wrong
-    skipped: str = ""  # why it was not tried
+    skipped: str = ""  # why the attack was not tried
 
     @property
     def added(self) -> float:
-        """The seconds that the attack added."""
+        """Return the seconds that the attack added."""
         return max(0.0, self.attacked - self.alone)
 
 
 def starts_among_strangers(outer: Context, strangers: int, hosts: Collection[str]) -> tuple[float, float, float]:
-    """Return when all strangers had come to this rank, when it had started, and a sum over all ranks."""
+    """Start a context among strangers; return the times of the crowd and of the start, and a sum over all ranks."""
     outer.shutdown()
     began = 0.0
     with ExitStack() as stack:
@@ -75,7 +75,7 @@ def starts_among_strangers(outer: Context, strangers: int, hosts: Collection[str
 
 
 def _started(found: list[object]) -> float:
-    """Return the seconds from the last rank's siege to the last rank's start; raises when a result is wrong."""
+    """Return the seconds from the last rank's crowd to the last rank's start; raise `RanksFailed` for a wrong sum."""
     times: list[tuple[float, float, float]] = found  # type: ignore[assignment]
     if any(total != 1000.0 * len(times) for *_, total in times):
         raise RanksFailed(len(times), [])
@@ -88,12 +88,12 @@ def ranks_on_hosts(placement: str, strangers: int) -> float:
 
 
 def ranks_in_namespaces(placement: str, strangers: int) -> float:
-    """Return the same for hosts that are network namespaces."""
+    """Return the seconds that ranks need to start if hosts are network namespaces."""
     return _started(run_on_hosts(placement, starts_among_strangers, strangers, placement))
 
 
 def rendezvous(strangers: int) -> float:
-    """Return the seconds that four ranks need to meet."""
+    """Return the seconds of the rendezvous of four ranks."""
     secret = new_secret()
     with RendezvousServer(4, secret) as server, ExitStack() as stack, ThreadPoolExecutor(4) as pool:
         if strangers:
@@ -107,7 +107,7 @@ def rendezvous(strangers: int) -> float:
 
 
 def dies_before_it_connects(outer: Context, victim: int, placement: str) -> tuple[tuple[int, ...], float, float]:
-    """Return who was missed, and when; the victim returns nothing, it dies when all have met."""
+    """Return the missing ranks, and the times of begin and error. The victim kills itself after the rendezvous."""
 
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -124,17 +124,17 @@ def dies_before_it_connects(outer: Context, victim: int, placement: str) -> tupl
 
 
 def death_in_init(placement: str, victim: int) -> float:
-    """Return the seconds until all survivors name a rank that was killed when all had met."""
+    """Return the seconds until all survivors name a rank that was killed after the rendezvous."""
     size = len(placement)
     found = run_ranks(size, dies_before_it_connects, victim, placement, how="processes", dies=[victim])
-    told: list[tuple[tuple[int, ...], float, float]] = found[:victim] + found[victim + 1 :]
-    if any(missing != (victim,) for missing, *_ in told):
+    survivors: list[tuple[tuple[int, ...], float, float]] = found[:victim] + found[victim + 1 :]
+    if any(missing != (victim,) for missing, *_ in survivors):
         raise RanksFailed(size, [])
-    return max(knew for *_, knew in told) - max(began for _, began, _ in told)
+    return max(failed for *_, failed in survivors) - max(began for _, began, _ in survivors)
 
 
 def _measured(attack: str, strangers: int, rounds: int, run: Callable[[int], float]) -> Finding:
-    """Measure `run` without and with strangers, in turns."""
+    """Measure `run(strangers)` without and with strangers, in turns."""
     alone: list[float] = []
     attacked: list[float] = []
     faults = 0
@@ -175,7 +175,7 @@ def _of_spark(attack: str, strangers: int, rounds: int) -> Finding:
 
 
 def _death_of_keeper(strangers: int, rounds: int) -> Finding:
-    """Measure when the driver notices, in both columns: strangers have no part in it."""
+    """Measure until the driver notices a keeper's death, in both columns: no strangers take part."""
     name = "kill -9 of a keeper"
     try:
         from helpers.spark_attacks import death_of_keeper
@@ -185,15 +185,15 @@ def _death_of_keeper(strangers: int, rounds: int) -> Finding:
 
 
 def _death(strangers: int, rounds: int) -> Finding:
-    """Strangers have no part in it: both columns are the time until all survivors name the dead rank."""
+    """Measure until all survivors name a dead rank, in both columns: no strangers take part."""
     return _measured("kill -9 in init, 3 ranks", 0, rounds, lambda _: death_in_init("AAA", 2))
 
 
-# By name: run with a number of strangers and of rounds.
+# Attacks by name; their arguments are the numbers of strangers and of rounds.
 ATTACKS: dict[str, Callable[[int, int], Finding]] = {
     "ranks": lambda count, rounds: _measured("ranks, one host", count, rounds, lambda n: ranks_on_hosts("AA", n)),
     "hosts": _between_namespaces,
-    "rendezvous": lambda count, rounds: _measured("rendezvous", count, rounds, rendezvous),  # Spark's is the same
+    "rendezvous": lambda count, rounds: _measured("rendezvous", count, rounds, rendezvous),  # Spark uses it too
     "driver-log": lambda count, rounds: _of_spark("Spark's driver log", count, rounds),
     "keeper": lambda count, rounds: _of_spark("Spark's keeper of rows", count, rounds),
     "task-channel": lambda *_: _skipped("Spark's task channel", "a pair of sockets, to which nobody can connect"),

@@ -12,7 +12,7 @@ ACCOUNT = "devstoreaccount1"
 
 
 class AzureHandler(Handler):
-    """Answers as Azure's store does, below the name of an account."""
+    """Handler of requests as Azure's store has it, below the name of an account."""
 
     def answer(self, method: str) -> None:
         """Answer a request."""
@@ -59,5 +59,5 @@ class AzureHandler(Handler):
             for body in [self.objects.objects[f"{container}/{name}"]]
         )
         more = escape(page[-1]) if len(page) < len(found) else ""
-        told = f"<Blobs>{blobs}</Blobs><NextMarker>{more}</NextMarker>"
-        return f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults>{told}</EnumerationResults>'.encode()
+        page = f"<Blobs>{blobs}</Blobs><NextMarker>{more}</NextMarker>"
+        return f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults>{page}</EnumerationResults>'.encode()

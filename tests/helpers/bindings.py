@@ -1,4 +1,4 @@
-"""The bindings that the conformance suite runs over: how each makes a tensor, and how a test reads it."""
+"""Bindings for the conformance suite, with functions that make and read their tensors."""
 
 import importlib.util
 import os
@@ -34,7 +34,7 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
 
 @dataclass(frozen=True)
 class Binding:
-    """One framework's functions, and the way between its tensors and NumPy's arrays."""
+    """One framework's functions, and conversions between its tensors and NumPy arrays."""
 
     name: str
     hvd: ModuleType
@@ -42,7 +42,7 @@ class Binding:
     read: Callable[[Any], Array]
     floats: tuple[str, ...]
     integers: tuple[str, ...]
-    on_device: bool = False  # the copy of a result may be late
+    on_device: bool = False  # results may be copied later, in a stream
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def _jax() -> Binding:
 
 
 def _device_arrays() -> list[Binding]:
-    """Return bindings for arrays in the memory of the stand-in for CUDA, which then stays in this process."""
+    """Return bindings for arrays in the memory of the stand-in for CUDA, which stays loaded in this process."""
     from helpers.device_arrays import DeviceArray, ExchangeArray, ProtocolArray, binding_of
 
     def binding(kind: type[DeviceArray]) -> Binding:
@@ -118,23 +118,23 @@ def _device_arrays() -> list[Binding]:
     return [binding(ProtocolArray), binding(ExchangeArray)]
 
 
-# Only the bindings whose framework is installed take part.
+# The bindings whose framework is installed.
 BINDINGS = (
     _numpy(),
     *(_torch_bindings() if importlib.util.find_spec("torch") else []),
     *(_device_arrays() if os.environ.get("FARANDOLE_TEST_DEVICES") else []),
 )
 
-# JAX's functions change no tensor and have no handles.
+# Bindings with JAX, whose functions change no tensor and have no handles.
 FUNCTIONAL = (*BINDINGS, *([_jax()] if importlib.util.find_spec("jax") else []))
 
 
 def expected(op: int, each: list[Array], dtype: str) -> Array:
-    """Return what a reduction of `each` rank's values gives, computed by NumPy in wide types."""
+    """Return the reduction of all ranks' values, computed by NumPy in wide types."""
     wide = np.stack(each).astype("float64" if dtype in FLOATS else "int64")
     total: Array = wide.sum(0)
     if op == farandole.numpy.Average:
-        # Integers are divided exactly and truncated toward zero.
+        # Averages of integers are truncated toward zero.
         mean = total / len(each)
         return mean if dtype in FLOATS else np.trunc(mean).astype("int64")
     if op == farandole.numpy.Sum:
@@ -147,11 +147,11 @@ def expected(op: int, each: list[Array], dtype: str) -> Array:
 
 
 def tolerance(dtype: str) -> float:
-    """Return the relative error to expect of a few operations in `dtype`."""
+    """Return the relative error that a few operations in `dtype` may have."""
     return {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5, "float64": 1e-12}.get(dtype, 0.0)
 
 
 def scatter_rows(rows: int, size: int) -> list[int]:
-    """Return how many of `rows` each rank gets from a reducescatter: the first ranks get what is left over."""
+    """Return the number of rows that each rank gets from a reducescatter; the first ranks get the remainder."""
     share, extra = divmod(rows, size)
     return [share + (rank < extra) for rank in range(size)]

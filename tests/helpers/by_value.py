@@ -1,4 +1,4 @@
-"""Functions of a test module for ranks that cannot import it."""
+"""Pickling of a test module's functions by value, for ranks that cannot import the module."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ __all__ = ["sent_by_value"]
 
 
 def sent_by_value(module: str) -> Any:
-    """Return a fixture of `module` that sends its functions whole to ranks."""
+    """Return a fixture with which functions of `module` are pickled by value."""
 
     @pytest.fixture(scope="module", autouse=True)
     def by_value() -> Iterator[None]:

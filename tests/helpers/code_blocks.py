@@ -1,4 +1,4 @@
-"""Code blocks of Markdown pages, with what they need to run."""
+"""Parser for the code blocks of Markdown pages, and their requirements."""
 
 import re
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from pathlib import Path
 
 __all__ = ["CodeBlock", "read_code_blocks"]
 
-# A block is a fence with a language. A comment right before it says how it runs, and holds code that runs first:
+# A block is a fence with a language. A comment right before it has options, and code that runs first:
 #
 #   <!-- run ranks=2 needs=torch,pyarrow
 #   model = torch.nn.Linear(2, 1)
 #   -->
 #
-# A comment right after it that begins with `check` holds code that runs last. `continues` runs a block after the
-# blocks before it, in one program.
+# A comment right after it that begins with `check` has code that runs last. With the option `continues`, a block
+# runs after the previous blocks, in one program.
 _BLOCK = re.compile(
     r"(?:^<!-- run(?P<options>[^\n]*?)(?:-->|\n(?P<before>.*?)\n?-->)\n+)?"
     r"^```(?P<language>python|sh)\n(?P<code>.*?)^```$"
@@ -24,7 +24,7 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class CodeBlock:
-    """One program: a block, or several that continue each other."""
+    """A program: one block, or several that continue each other."""
 
     page: str
     line: int
@@ -38,7 +38,7 @@ class CodeBlock:
 
 
 def read_code_blocks(page: Path, name: str) -> list[CodeBlock]:
-    """Return the programs of `page`, in order; `name` is how errors call the page."""
+    """Return the programs of `page`, in order; errors call the page `name`."""
     text = page.read_text(encoding="utf-8")
     blocks: list[CodeBlock] = []
     for match in _BLOCK.finditer(text):

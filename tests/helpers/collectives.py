@@ -1,4 +1,4 @@
-"""Every collective against NumPy, as the body of a rank."""
+"""Check of all collectives against NumPy, as the body of a rank."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from farandole.core.context import Context
 
 __all__ = ["check_collectives"]
 
-LENGTHS = (1, 1000, 60_001)  # one hop, and enough for the pipelines
+LENGTHS = (1, 1000, 60_001)  # one for a single hop, one long enough for pipelines
 
 
 def check_collectives(context: Context) -> None:
-    """Run each collective with few and with many elements; raise `AssertionError` where a result is wrong."""
+    """Run each collective with few and with many elements; raise `AssertionError` for a wrong result."""
     for length in LENGTHS:
         _check_reductions(context.rank, context.size, length)
         _check_movement(context.rank, context.size, length)
@@ -37,7 +37,7 @@ def _check_reductions(rank: int, size: int, length: int) -> None:
 
 
 def _check_movement(rank: int, size: int, length: int) -> None:
-    # Ragged, and nothing at all from some.
+    # Different lengths; some ranks send nothing.
     inputs = [_values(each, each % 3 * length) for each in range(size)]
     np.testing.assert_array_equal(hvd.allgather(inputs[rank]), np.concatenate(inputs))
     for root in {0, size - 1}:

@@ -1,4 +1,4 @@
-"""Small data sets of Parquet and of images, and what the ranks of a job read of them."""
+"""Small data sets of Parquet files and of images, and readers that stand for the ranks of a job."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from farandole.data import Batch, Loader, Source
 
 __all__ = ["RAGGED", "read_all", "write_images", "write_rows"]
 
-# Rows of row groups, by file: even, ragged, with empty ones, one large among small ones, fewer than ranks.
+# Numbers of rows in row groups, by file: equal, unequal, with empty groups, one large group, fewer groups than ranks.
 RAGGED: dict[str, list[list[int]]] = {
     "even": [[20, 20, 20], [20, 20, 20], [20, 20, 20]],
     "ragged": [[31, 2], [1], [17, 17, 5, 9], [40]],
@@ -26,9 +26,9 @@ RAGGED: dict[str, list[list[int]]] = {
 def write_rows(
     folder: Path, layout: Sequence[Sequence[int]], make: Callable[[int, int], pa.Table] | None = None
 ) -> int:
-    """Write files with row groups of these sizes; gives the number of rows.
+    """Write files with row groups of these sizes; return the number of rows.
 
-    `make(first, rows)` makes the rows from number `first` on, by default just their numbers, as column "row"."""
+    `make(first, rows)` returns the rows from number `first` on; by default a column "row" with their numbers."""
     folder.mkdir(parents=True, exist_ok=True)
     made = make or (lambda first, rows: pa.table({"row": np.arange(first, first + rows)}))
     first = 0
@@ -42,7 +42,7 @@ def write_rows(
 
 
 def write_images(folder: Path, count: int) -> None:
-    """Write images of one value, their number, to folders of even and of odd numbers; skips without Pillow."""
+    """Write images whose pixels all have the image's number, to folders "even" and "odd"; skip without Pillow."""
     image = pytest.importorskip("PIL.Image", reason="no images without Pillow")
     for number in range(count):
         path = folder / ("even", "odd")[number % 2] / f"{number}.png"
@@ -53,7 +53,7 @@ def write_images(folder: Path, count: int) -> None:
 def read_all(
     source: Source, size: int, epochs: int, make: Callable[[Source, int], Loader]
 ) -> Iterator[list[list[Batch]]]:
-    """Yield for each epoch what each rank of `size` gets; `make` makes the loader of a rank."""
+    """Yield, for each epoch, the batches of each of `size` ranks; `make` returns the loader of a rank."""
     loaders = [make(source, rank) for rank in range(size)]
     for _ in range(epochs):
         yield [list(loader) for loader in loaders]

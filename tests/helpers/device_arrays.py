@@ -1,7 +1,7 @@
 """Arrays in the memory of the stand-in's devices, with the operations of a binding.
 
-They speak DLPack as tensors of CUDA do: `ProtocolArray` by `__dlpack__(stream=...)`, `ExchangeArray` by the C exchange
-interface, which also tells a thread's current stream. Their work is done late, in the thread's stream."""
+They support DLPack as CUDA tensors do: `ProtocolArray` with `__dlpack__(stream=...)`, `ExchangeArray` with the C
+exchange interface, which also returns a thread's current stream. Their work is done later, in the thread's stream."""
 
 import ctypes
 import math
@@ -25,8 +25,8 @@ __all__ = ["DeviceArray", "ExchangeArray", "ProtocolArray", "binding_of", "curre
 
 Array = npt.NDArray[Any]
 
-CUDA = 2  # DLPack's number
-CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # of dtypes, by NumPy's kinds
+CUDA = 2  # DLPack's device type
+CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # DLPack's type codes, by NumPy's kinds
 
 
 class _Device(ctypes.Structure):
@@ -54,7 +54,7 @@ class _Managed(ctypes.Structure):
 
 
 class _Streams(threading.local):
-    """The stream of a thread on each device."""
+    """The streams of a thread, by device."""
 
     def __init__(self) -> None:
         self.own: dict[int, int] = {}
@@ -72,13 +72,13 @@ def current_stream(device: int) -> int:
 
 
 def use_default_stream(device: int) -> None:
-    """Let this thread work in the device's default stream, which the driver knows as null."""
+    """Let this thread work in the device's default stream, whose handle is null."""
     _streams.own[device] = load().stand_in_default_stream(device)
     _streams.default.add(device)
 
 
 class DeviceArray:
-    """A dense array on a device. Work on it is done late, in the thread's stream."""
+    """Dense array on a device. Work on it is done later, in the thread's stream."""
 
     def __init__(self, shape: Sequence[int], dtype: npt.DTypeLike, device: int = 0) -> None:
         self.shape, self.dtype, self.device = tuple(shape), np.dtype(dtype), device
@@ -96,12 +96,12 @@ class DeviceArray:
         return made
 
     def fill(self, values: Array) -> None:
-        """Write `values` later."""
+        """Write `values` in the thread's stream, without waiting."""
         data = np.ascontiguousarray(values).tobytes()
         load().stand_in_write(self.address, data, len(data), current_stream(self.device))
 
     def read(self) -> Array:
-        """Return the values once the work that is in this thread's stream now is done."""
+        """Wait for the work that is now in this thread's stream; return the values."""
         values = np.empty(self.shape, self.dtype)
         load().stand_in_read(self.address, values.ctypes.data, self.nbytes, current_stream(self.device))
         return values
@@ -123,18 +123,18 @@ class DeviceArray:
         load().stand_in_free(self.address, self._made_in)
 
     def describe(self, tensor: _Tensor) -> None:
-        """Fill in DLPack's description."""
+        """Fill in DLPack's structure."""
         tensor.data, tensor.device, tensor.ndim = self.address, _Device(CUDA, self.device), len(self.shape)
         tensor.dtype = _Type(CODES[self.dtype.kind], 8 * self.dtype.itemsize, 1)
         tensor.shape, tensor.strides, tensor.byte_offset = self._extents, None, 0
 
 
-_python = ctypes.PyDLL(None)  # not ctypes.pythonapi: frameworks declare the same functions there
+_python = ctypes.PyDLL(None)  # not ctypes.pythonapi, where frameworks declare the same functions
 _python.PyCapsule_New.restype = ctypes.py_object
 _python.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _python.PyCapsule_GetPointer.restype = ctypes.c_void_p
 _python.PyCapsule_GetPointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-TENSOR, INTERFACE = b"dltensor", b"dlpack_exchange_api"  # a capsule keeps a pointer to its name
+TENSOR, INTERFACE = b"dltensor", b"dlpack_exchange_api"  # kept: a capsule has a pointer to its name
 _exported: dict[int, tuple[_Managed, DeviceArray]] = {}
 
 
@@ -146,7 +146,7 @@ _FORGET = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_forget)
 
 
 class ProtocolArray(DeviceArray):
-    """An array whose consumer names the stream that shall wait for its values."""
+    """Array whose consumer passes the stream that waits for its values."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return CUDA, self.device
@@ -200,13 +200,13 @@ _exchange = _Exchange(
 
 
 class ExchangeArray(DeviceArray):
-    """An array whose type has DLPack's C exchange interface."""
+    """Array whose type has DLPack's C exchange interface."""
 
     __dlpack_c_exchange_api__: ClassVar[object] = _python.PyCapsule_New(ctypes.addressof(_exchange), INTERFACE, None)
 
 
 class _Adapter:
-    """The arrays as the engine's tensors."""
+    """Adapter of the arrays for the engine."""
 
     name = "device"
     own_type = None
@@ -258,7 +258,7 @@ class _Adapter:
 
 
 def binding_of(kind: type[DeviceArray]) -> ModuleType:
-    """Return the functions of a binding for arrays of this type."""
+    """Return a module with the functions of a binding for arrays of this type."""
     adapter = _Adapter(kind)
     module = ModuleType(f"binding of {kind.__name__}")
     module.__dict__.update({name: getattr(farandole.numpy, name) for name in farandole.numpy.__all__})

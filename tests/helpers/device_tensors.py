@@ -1,7 +1,7 @@
-"""torch tensors on "cuda" whose memory is that of the stand-in's devices, for builds of PyTorch without CUDA.
+"""torch tensors on "cuda" in the memory of the stand-in's devices, for builds of PyTorch without CUDA.
 
-Operations run on the CPU over copies, and their results are written late, in the thread's stream. So a missing wait is
-a wrong result."""
+Operations run on the CPU with copies; their results are written later, in the thread's stream. A missing wait therefore
+leads to a wrong result."""
 
 import contextlib
 import ctypes
@@ -22,7 +22,7 @@ KINDS = {torch.bool: 6, torch.bfloat16: 4}
 
 
 class _Block:
-    """Device memory, freed behind the streams that use it."""
+    """Device memory, freed after the work of the streams that use it."""
 
     def __init__(self, nbytes: int, device: int) -> None:
         self.nbytes, self.device = max(1, nbytes), device
@@ -31,13 +31,13 @@ class _Block:
         self._made_in, self._used_in = current_stream(device), set[int]()
 
     def read(self) -> torch.Tensor:
-        """Return the bytes once the work that is in this thread's stream now is done."""
+        """Wait for the work that is now in this thread's stream; return the bytes."""
         values = torch.empty(self.nbytes, dtype=torch.uint8)
         load().stand_in_read(self.address, values.data_ptr(), self.nbytes, current_stream(self.device))
         return values
 
     def write(self, values: torch.Tensor) -> None:
-        """Write bytes later."""
+        """Write bytes in the thread's stream, without waiting."""
         data = values.numpy().tobytes()
         load().stand_in_write(self.address, data, len(data), current_stream(self.device))
 
@@ -51,7 +51,7 @@ class _Block:
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor that says it is on CUDA. `shadow` is its description, a tensor on "meta"."""
+    """Tensor that claims to be on CUDA. `shadow`, a tensor on "meta", has its shape and type."""
 
     __dlpack_c_exchange_api__ = ExchangeArray.__dlpack_c_exchange_api__
     block: _Block
@@ -80,7 +80,7 @@ class DeviceTensor(torch.Tensor):
         return DeviceTensor(torch.empty_like(values, device="meta"), block)
 
     def read(self) -> torch.Tensor:
-        """Return the values, once the work that is in this thread's stream now is done."""
+        """Wait for the work that is now in this thread's stream; return the values."""
         return _on_cpu(self, {}).clone()
 
     def tolist(self) -> Any:
@@ -93,7 +93,7 @@ class DeviceTensor(torch.Tensor):
         return SimpleNamespace(data_ptr=lambda: self.block.address)
 
     def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> "DeviceTensor":
-        # torch's own sets CUDA's device first, which this build has not
+        # torch's own copy sets CUDA's device first, which fails in this build
         _run(torch.ops.aten.copy_.default, (self, source), {})
         return self
 
@@ -101,7 +101,7 @@ class DeviceTensor(torch.Tensor):
         self.block.note_use(stream.handle)
 
     def describe(self, tensor: _Tensor) -> None:
-        """Fill in DLPack's description."""
+        """Fill in DLPack's structure."""
         self._shape = (ctypes.c_int64 * max(1, self.dim()))(*self.shape)
         tensor.data, tensor.device, tensor.ndim = self.data_ptr(), _Device(CUDA, self.block.device), self.dim()
         kind = KINDS.get(self.dtype, 2 if self.dtype.is_floating_point else 0 if self.dtype.is_signed else 1)
@@ -160,7 +160,7 @@ def _is_view(func: Any) -> bool:
 
 
 class _Event:
-    """The point that a stream of its own has reached."""
+    """Event: the point that a stream has reached."""
 
     def __init__(self, device: int, after: int) -> None:
         self.stream = load().stand_in_stream(device)
@@ -168,7 +168,7 @@ class _Event:
 
 
 class _Stream:
-    """A stream as torch.cuda shows it."""
+    """Stream with the interface of torch.cuda."""
 
     def __init__(self, device: torch.device, handle: int | None = None) -> None:
         self.number = device.index or 0
@@ -199,7 +199,7 @@ stand_in_for_torch_cuda = SimpleNamespace(
 
 
 class StandInFuture:
-    """A future as torch's with devices: the streams of its waiters wait for those in which its value was set."""
+    """Future like torch's with devices: a waiter's streams wait for the streams in which the value was set."""
 
     def __init__(self, gpus: Sequence[torch.device]) -> None:
         self._gpus, self._set, self._value = gpus, threading.Event(), None

@@ -1,4 +1,4 @@
-"""Rows for the trainers of estimators, in files as a Spark task is fed them, and a step of training."""
+"""Rows for the trainers of estimators, in files like those that a Spark task feeds, and a step of training."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ __all__ = ["mine", "plain_step", "points", "settled_torch", "shard_of"]
 
 
 def shard_of(folder: Path, columns: dict[str, Any], validates: Any = None) -> Path:
-    """Write columns as a rank is fed them."""
+    """Write columns to a file like those that are fed to a rank; return its path."""
     arrays = {fed_as(place): pa.array(values) for place, values in enumerate(columns.values())}
     arrays[HASH] = pa.array(range(len(next(iter(columns.values())))), pa.int64())
     if validates is not None:
@@ -36,7 +36,7 @@ def mine(columns: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
 
 
 def settled_torch() -> None:
-    """Make the first optimizer, by which torch sets a variable of its compiler for good; the body of a fixture."""
+    """Make an optimizer: torch's first one sets a variable of its compiler permanently. The body of a fixture."""
     import torch
 
     torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
@@ -45,7 +45,7 @@ def settled_torch() -> None:
 def plain_step(
     model: Any, optimizer: Any, transform_outputs: Any, loss_fn: Any, inputs: Any, labels: Any, sample_weights: Any
 ) -> Any:
-    """Train on a batch as Horovod does without a `train_minibatch_fn`."""
+    """Train on a batch as Horovod does if there is no `train_minibatch_fn`."""
     optimizer.zero_grad()
     outputs, labels = transform_outputs(model(*inputs), labels)
     loss = loss_fn(outputs, labels, sample_weights)

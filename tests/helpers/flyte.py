@@ -1,4 +1,4 @@
-"""Flytekit in tests: its settings for serialization, and its event loop, which lives as long as the process."""
+"""Flytekit in tests: settings for serialization, and its event loop, which runs until the process ends."""
 
 import gc
 import signal
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["IGNORED_FOLDERS", "custom_of", "loop", "settings"]
 
-# A mark for modules of tests: flytekit leaves the folders of its checkpoints to the garbage collector.
+# A filter of warnings for test modules: the garbage collector removes the folders of flytekit's checkpoints.
 IGNORED_FOLDERS = "ignore:Implicitly cleaning up:ResourceWarning"
 
 
@@ -29,7 +29,7 @@ def settings() -> Any:
 
 
 def custom_of(task: Any) -> dict[str, Any]:
-    """Return the task's part for its plug-in on the cluster, as the serialized task template holds it."""
+    """Return the part of the serialized task template that the cluster's plug-in reads."""
     from flytekit.tools.translator import get_serializable
     from google.protobuf.json_format import MessageToDict
 
@@ -39,23 +39,23 @@ def custom_of(task: Any) -> dict[str, Any]:
 
 
 def loop() -> Iterator[None]:
-    """Import flytekit and start the thread of its event loop, which never ends; the body of a module's fixture."""
+    """Import flytekit and start the thread of its event loop, which never ends. The body of a module's fixture."""
     handler = signal.getsignal(signal.SIGINT)
     from flytekit.utils.asyn import run_sync
 
-    signal.signal(signal.SIGINT, handler)  # flytekit's own would exit, without a KeyboardInterrupt
+    signal.signal(signal.SIGINT, handler)  # flytekit's handler would exit without a KeyboardInterrupt
 
     async def nothing() -> None:
         return None
 
     run_sync(nothing)
-    # Modules that flytekit loads at their first use: anything that looks through sys.modules, as hypothesis does, would
-    # load them in the middle of another test, and joblib sets a variable.
+    # Load the modules that flytekit loads at their first use. Otherwise hypothesis, which looks through sys.modules,
+    # would load them in another test, and joblib would set an environment variable there.
     for module in [*sys.modules.values()]:
         if type(module).__name__ == "_LazyModule":
             getattr(module, "__doc__", None)
     yield
     with warnings.catch_warnings():
-        # Each context has a folder for checkpoints, which the garbage collector removes.
+        # Each context has a folder for checkpoints, which the garbage collector removes with a warning.
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()

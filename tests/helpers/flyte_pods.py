@@ -1,4 +1,4 @@
-"""The command that Flyte runs in a task's pod, with its places in folders, and what the task leaves there."""
+"""Command line of a Flyte task's pod, with the placeholders filled in, and the outputs of the task."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ __all__ = ["Attempt"]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at a task, whose places are below `folder`."""
+    """One attempt at a task, with its files below `folder`."""
 
     folder: Path
     number: int = 0
@@ -21,7 +21,7 @@ class Attempt:
         return self.folder / "outputs"
 
     def command(self, task: Any, inputs: dict[str, Any]) -> list[str]:
-        """Write the inputs; return the words of the pod's container, in which Flyte's propeller fills its places."""
+        """Write the inputs; return the container's command line, filled in as Flyte's propeller does."""
         from flytekit import FlyteContextManager
         from flytekit.core.type_engine import TypeEngine
         from flytekit.tools.translator import get_serializable
@@ -43,7 +43,7 @@ class Attempt:
         return self.folder / f"checkpoint{number}"
 
     def outcome(self) -> tuple[dict[str, Any], str, bool]:
-        """Return the outputs by name, or the message of the error and whether Flyte tries again."""
+        """Return the outputs by name, the error's message ("" without one), and whether Flyte tries again."""
         from flyteidl.core import errors_pb2, literals_pb2
         from flytekit import FlyteContextManager
         from flytekit.core.type_engine import TypeEngine

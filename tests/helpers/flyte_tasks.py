@@ -134,7 +134,7 @@ def resumed() -> list[int]:
 
 @task(task_config=Farandole(num_workers=2, restart=True), retries=1)
 def interrupted(folder: str) -> list[int]:
-    """Say for each of four epochs how many were in the checkpoint; hang after one of the first two, with files."""
+    """Return the four epochs' numbers, each plus 100 times the epochs in the checkpoint; hang in epochs 0 and 1."""
     import pickle
     import threading
     import time
@@ -144,7 +144,7 @@ def interrupted(folder: str) -> list[int]:
     hvd.init()
     checkpoint = current_context().checkpoint
     if hvd.rank() == 1 and (Path(folder) / "late").exists():
-        time.sleep(1.0)  # rank 0 writes meanwhile
+        time.sleep(1.0)  # rank 0 writes the checkpoint in this second
     saved = checkpoint.read()
     done: list[int] = [] if saved is None else pickle.loads(saved)
     first = len(done)

@@ -13,7 +13,7 @@ _BUCKETS = "/storage/v1/b/"
 
 
 class GoogleHandler(Handler):
-    """Answers as Google's store does; the generation of an object stands for its content."""
+    """Handler of requests as Google's store has it; an object's generation is a checksum of its content."""
 
     def answer(self, method: str) -> None:
         """Answer a request."""
@@ -27,11 +27,11 @@ class GoogleHandler(Handler):
             if isinstance(fault, int):
                 self.send(fault, {}, b"")
             elif kind == "LIST":
-                self._tell(self._page(unquote(bucket), query))
+                self._send_json(self._page(unquote(bucket), query))
             elif body is None:
                 self.send(404, {}, b"")
             elif kind == "HEAD":
-                self._tell(_facts(key.partition("/")[2], body))
+                self._send_json(_facts(key.partition("/")[2], body))
             elif query.get("ifGenerationMatch", _generation(body)) != _generation(body):
                 self.send(412, {}, b"")
             else:
@@ -43,9 +43,9 @@ class GoogleHandler(Handler):
         last = min(len(body), int(end) + 1 if begin else len(body))
         if first >= last:
             return self.send(416, {}, b"")
-        told = {"Content-Range": f"bytes {first}-{last - 1}/{len(body)}", "x-goog-generation": _generation(body)}
+        headers = {"Content-Range": f"bytes {first}-{last - 1}/{len(body)}", "x-goog-generation": _generation(body)}
         part = body[first:last]
-        return self.send(206, told, part, length=len(part), cut=len(part) // 2 if cut else None)
+        return self.send(206, headers, part, length=len(part), cut=len(part) // 2 if cut else None)
 
     def _page(self, bucket: str, query: dict[str, str]) -> dict[str, Any]:
         names = sorted(key.partition("/")[2] for key in self.objects.objects if key.startswith(f"{bucket}/"))
@@ -55,8 +55,8 @@ class GoogleHandler(Handler):
         items = [_facts(name, self.objects.objects[f"{bucket}/{name}"]) for name in page]
         return {"items": items} | ({"nextPageToken": page[-1]} if len(page) < len(found) else {})
 
-    def _tell(self, told: dict[str, Any]) -> None:
-        self.send(200, {"Content-Type": "application/json"}, json.dumps(told).encode())
+    def _send_json(self, content: dict[str, Any]) -> None:
+        self.send(200, {"Content-Type": "application/json"}, json.dumps(content).encode())
 
 
 def _facts(name: str, body: bytes) -> dict[str, str]:

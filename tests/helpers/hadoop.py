@@ -1,4 +1,4 @@
-"""Hadoop's file system, in memory: its client needs a Java library and a cluster."""
+"""Hadoop's file system in memory, because the real client needs a Java library and a cluster."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ __all__ = ["Hadoop", "hadoop_in_memory"]
 
 
 class Hadoop(MemoryFileSystem):  # type: ignore[misc]
-    """Files in memory under Hadoop's URLs."""
+    """File system in memory with Hadoop's URLs."""
 
     protocol = "hdfs"
     store: ClassVar[dict[str, Any]] = {}
@@ -26,7 +26,7 @@ class Hadoop(MemoryFileSystem):  # type: ignore[misc]
 
 @contextmanager
 def hadoop_in_memory() -> Iterator[None]:
-    """Let URLs of Hadoop lead to `Hadoop`."""
+    """Register `Hadoop` for Hadoop's URLs in a block."""
     fsspec.register_implementation("hdfs", Hadoop, clobber=True)
     try:
         yield

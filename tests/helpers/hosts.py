@@ -1,4 +1,4 @@
-"""Ranks on several hosts of this machine, each of which is a network namespace."""
+"""Ranks on several simulated hosts, which are network namespaces of this machine."""
 
 from collections.abc import Callable, Collection
 
@@ -24,9 +24,9 @@ def run_on_hosts(
 ) -> list[object]:
     """Run `body(context, *args)` on hosts; return results in rank order.
 
-    `placement` has a letter per rank, that of its host: "AAB" is two ranks on the first host and one on the second. All
-    meet, and by default connect, by DEVICE; each host has a SECOND_DEVICE too, that leads to the others. Raises
-    `RanksFailed` as `run_ranks` does."""
+    `placement` has the letter of a host for each rank: "AAB" is two ranks on the first host and one on the second. The
+    rendezvous, and by default all connections, use DEVICE; each host also has a SECOND_DEVICE connected to the others.
+    Raises `RanksFailed` as `run_ranks` does."""
     hosts = sorted(set(placement))
     with namespaces(len(hosts)) as names, bridge(names, DEVICE) as address, bridge(names, SECOND_DEVICE):
         outcomes = run_processes(
@@ -46,7 +46,7 @@ def run_on_hosts(
 
 
 def cut_off(place: int) -> None:
-    """Let nothing that the caller's host sends reach the `place`-th host any more; neither host is told."""
+    """Silently drop all that the caller's host sends to the `place`-th host from now on."""
     net = interface_address(DEVICE).rpartition(".")[0]
-    # There is nobody with this hardware address.
+    # No host has this hardware address.
     ip("neighbor", "replace", f"{net}.{place + 1}", "lladdr", "02:00:00:00:00:fe", "nud", "permanent", "dev", DEVICE)

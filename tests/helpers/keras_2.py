@@ -1,4 +1,4 @@
-"""Training with tf_keras, which is Keras 2, on two ranks, compared with one process that has all rows."""
+"""Checks of training with tf_keras (Keras 2) on two ranks, compared with one process that has all rows."""
 
 import copy
 import pickle
@@ -27,7 +27,7 @@ def build(seed: int = 3, **options: Any) -> Any:
 
 
 def fit(model: Any, optimizer: Any, rank: int = 0, size: int = 1, run_eagerly: bool = False, **options: Any) -> Any:
-    """Train `model`, and return it."""
+    """Train `model` on the rows of a rank; return it."""
     model.compile(optimizer=optimizer, loss="mse", run_eagerly=run_eagerly)
     inputs, targets = rows(rank, size)
     settings: dict[str, Any] = {"epochs": EPOCHS, "shuffle": False, "verbose": 0, "batch_size": ROWS // size}
@@ -51,7 +51,7 @@ def check_training_equals_one_process(rank: int, size: int) -> None:
 
 
 def check_steps_that_xla_compiles(rank: int, size: int) -> None:
-    """On GPUs optimizers of Keras 2 let XLA compile the step of each variable, without that a program asks for it."""
+    """On GPUs, Keras 2's optimizers have XLA compile the step of each variable by default."""
     kept = keras.optimizers.Adam(0.02)
     want = values(fit(build(), kept.from_config(kept.get_config())))
     kept.jit_compile = True
@@ -77,7 +77,7 @@ def check_several_passes(rank: int, size: int) -> None:
 
 
 def check_several_passes_of_sparse_gradients(rank: int, size: int) -> None:
-    """Slices are added up as dense gradients, on which all ranks take a mean in every second pass."""
+    """Slices are summed as dense gradients, which are averaged over ranks in every second pass."""
     for kind in KINDS.values():
         for run_eagerly in (True, False):
             optimizer = hvd.DistributedOptimizer(kind.SGD(1.0), sparse_as_dense=True, backward_passes_per_step=2)
@@ -123,7 +123,7 @@ def check_a_loss_scaler_skips_on_all_ranks(rank: int, size: int) -> None:
 
 
 def check_callbacks(rank: int, size: int) -> None:
-    """Against one process: all start alike, the rate warms up and corrects momentum, and metrics are averaged."""
+    """As in one process: ranks start with equal weights, the rate warms up and corrects momentum, metrics are means."""
     want = _with_warm_up()
     for kind in KINDS.values():
         start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
@@ -160,7 +160,7 @@ def _with_warm_up() -> Any:
 
 
 def check_saved_models(rank: int, size: int, folder: Path) -> None:
-    """Trained, saved, loaded and trained again is trained all the while; the file is one that plain tf_keras reads."""
+    """A model saved and loaded between trainings equals one trained without a break; plain tf_keras reads the file."""
     want = values(fit(build(), keras.optimizers.Adam(0.02), epochs=2 * EPOCHS))
     for kind, suffix in ((keras.optimizers, ".keras"), (keras.optimizers.legacy, ".h5")):
         file = folder / f"{kind.__name__}{suffix}"
@@ -179,11 +179,11 @@ def check_saved_models(rank: int, size: int, folder: Path) -> None:
 
 
 class Renamed(keras.optimizers.SGD):  # type: ignore[misc]  # Keras ships no types
-    """An optimizer of a program."""
+    """Custom optimizer of a program."""
 
 
 def check_a_function_makes_the_loaded_optimizer(rank: int, size: int, folder: Path) -> None:
-    """Horovod's way: it is called with the config, also with that of a legacy optimizer in HDF5."""
+    """As in Horovod, the function is called with the config, also for a legacy optimizer in HDF5."""
     legacy = type("Renamed", (keras.optimizers.legacy.SGD,), {})
     for kind, suffix in ((Renamed, ".keras"), (Renamed, ".h5"), (legacy, ".h5")):
         file = folder / f"made{rank}{suffix}"
@@ -219,7 +219,7 @@ def check_copies(rank: int, size: int) -> None:
 
 
 class Plain(keras.optimizers.SGD):  # type: ignore[misc]  # Keras ships no types
-    """An optimizer that leaves out what Keras does with gradients."""
+    """Custom optimizer that skips Keras's own processing of gradients."""
 
     def apply_gradients(self, grads_and_vars: Any, **options: Any) -> None:
         for gradient, variable in grads_and_vars:

@@ -1,4 +1,4 @@
-"""What Horovod's callbacks do in `fit` on two ranks."""
+"""Checks of Horovod's callbacks in `fit` on two ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def check_metrics_are_those_of_all_ranks(rank: int, size: int) -> None:
 
 
 def check_warm_up(rank: int, size: int) -> None:
-    """Against a simulation of momentum SGD whose momentum is corrected for one step when the rate changes."""
+    """Warm-up equals a simulation of momentum SGD with the momentum corrected for one step when the rate changes."""
     inputs, targets = rows()
     weights, velocity = np.zeros((5, 2)), np.zeros((5, 2))
     rate, rates, epochs, warm = 0.4, [], 4, 2

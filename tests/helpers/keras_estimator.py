@@ -45,7 +45,7 @@ def job_of(model: Any, columns: dict[str, Any], **changes: Any) -> KerasJob:
 
 
 def trained(job: KerasJob, path: Path) -> tuple[Run, KerasTrainer]:
-    """Train as `trainers.run.train` does, on the ranks that are there already."""
+    """Train as `trainers.run.train` does, on the running ranks."""
     run = Run(job.plan, path)
     trainer = KerasTrainer(job, run)
     if run.checkpoint.state is not None:
@@ -68,9 +68,9 @@ def weights_of(trainer: KerasTrainer) -> list[Any]:
 
 
 def check_steps_are_means_over_all_rows(rank: int, size: int, folder: Path) -> None:
-    # 11 rows: one rank has 6, the other 5. One step of all of them per epoch.
+    # 11 rows: one rank has 6, the other 5. An epoch has one step with all rows.
     columns = points(11) | {"w": [1.0 + place % 2 for place in range(11)]}
-    optimizer = dump_object(keras.optimizers.SGD(RATE / size))  # ranks multiply it by their number
+    optimizer = dump_object(keras.optimizers.SGD(RATE / size))  # ranks multiply the rate by their number
     job = job_of(line(), columns, batch_size=100, epochs=3, optimizer=optimizer, weight_col="w")
     run, trainer = trained(job, shard_of(folder, mine(columns, rank, size)))
     x, y, w = (np.array(columns[name]) for name in ("x", "y", "w"))
@@ -107,7 +107,7 @@ def check_a_rank_without_rows_keeps_losses_finite(rank: int, size: int, folder: 
 
 
 class Doubling(DataModule):
-    """Doubles the features of the rank's rows."""
+    """Data module that doubles the features of the rank's rows."""
 
     def train_data(self) -> Any:
         return ((2 * inputs, *rest) for inputs, *rest in self.train_loader)
@@ -118,14 +118,14 @@ class Doubling(DataModule):
 
 
 class Constant(DataModule):
-    """Rows of its own, without weights."""
+    """Data module with its own rows, without weights."""
 
     def train_data(self) -> Any:
         return [(np.ones((3, 2), "float32"), np.zeros(3, "float32"))]
 
 
 def check_a_data_module_makes_the_batches(rank: int, size: int, folder: Path) -> None:
-    # 11 rows: the ranks have different numbers of them, and one of them one batch less.
+    # 11 rows: one rank has fewer rows, and one batch less.
     columns = points(11)
     validates = [int(place % 4 == 0) for place in range(rank, 11, size)]
     path = shard_of(folder, mine(columns, rank, size), validates)

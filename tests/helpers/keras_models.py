@@ -1,6 +1,6 @@
-"""A small Keras model and its data, for ranks that train like one process that has all their rows.
+"""A small Keras model and its data, for tests in which ranks train like one process that has all their rows.
 
-Keras takes its backend from the environment when it is imported, so only processes of their own import this."""
+Keras reads its backend from the environment when it is imported, so only child processes import this module."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ def build(seed: int = 3, dtype: str | None = None) -> Any:
 
 
 def rows(rank: int = 0, size: int = 1) -> tuple[Array, Array]:
-    """A rank's rows of all steps; those of one step come one after the other."""
+    """Return a rank's rows of all steps, ordered by step."""
     random = np.random.default_rng(1)
     both = random.normal(size=(STEPS, size, ROWS // size, 5)), random.normal(size=(STEPS, size, ROWS // size, 2))
     random_in, random_out = (each[:, rank].reshape(-1, each.shape[-1]).astype("float32") for each in both)
@@ -34,7 +34,7 @@ def rows(rank: int = 0, size: int = 1) -> tuple[Array, Array]:
 
 
 def fit(model: Any, optimizer: Any, rank: int = 0, size: int = 1, **options: Any) -> Any:
-    """Train `model`, and return it."""
+    """Train `model` on the rows of a rank; return it."""
     compiled = {name: options.pop(name) for name in ("steps_per_execution", "run_eagerly") if name in options}
     # Keras cannot read the name "mse" from an .h5 file.
     model.compile(optimizer=optimizer, loss=keras.losses.MeanSquaredError(), **compiled)
@@ -45,12 +45,12 @@ def fit(model: Any, optimizer: Any, rank: int = 0, size: int = 1, **options: Any
 
 
 def values(model: Any) -> Array:
-    """All weights of a model, one after the other."""
+    """Return all weights of a model in one array."""
     return np.concatenate([np.ravel(weight) for weight in model.get_weights()])
 
 
 def assert_refused(kind: type[Exception], text: str, call: Any) -> None:
-    """Check that a call raises this error with this text."""
+    """Check that `call()` raises an error of type `kind` with this text."""
     try:
         call()
     except kind as error:

@@ -1,4 +1,4 @@
-"""Checks of modules in `helpers`, run one after the other on two ranks that share a backend of Keras."""
+"""Runner for the checks of modules in `helpers`, on two ranks with one backend of Keras."""
 
 import importlib
 import importlib.util
@@ -16,18 +16,18 @@ from helpers.ranks import run_ranks
 
 __all__ = ["run_checks"]
 
-# By the backend: what the ranks begin with. Keras imports TensorFlow on each of them, to save a model.
+# Modules that ranks start with, by backend. Keras imports TensorFlow with each backend, to save a model.
 FRAMEWORK_OF = {"tensorflow": "tensorflow", "torch": "any", "jax": "any"}
 
 
 def run_checks(
     backend: str, modules: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, *, patience: float = 60.0
 ) -> None:
-    """Run each `check_...(rank, size[, folder])` of `helpers.<module>`; skip where Keras or the backend is missing.
+    """Run each `check_...(rank, size[, folder])` of `helpers.<module>`; skip if Keras or the backend is missing.
 
-    The backend is a process' choice, so the ranks are processes. A collective waits for `patience` seconds at most, so
-    that one rank's failure is not reported after the other's long wait."""
-    for package in ("keras", backend):  # this process has no need of them
+    Ranks are processes, because a process has one backend. A collective waits for `patience` seconds at most, so that
+    the failure of one rank does not make the other wait for long."""
+    for package in ("keras", backend):  # found without importing them
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     monkeypatch.setenv("KERAS_BACKEND", backend)

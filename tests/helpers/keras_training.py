@@ -1,4 +1,4 @@
-"""What two ranks do with a distributed Keras optimizer, compared with one process that has all rows."""
+"""Checks of a distributed Keras optimizer on two ranks, compared with one process that has all rows."""
 
 import warnings
 from typing import Any
@@ -54,7 +54,7 @@ def check_options(rank: int, size: int) -> None:
 
 
 def check_embeddings(rank: int, size: int) -> None:
-    """On TensorFlow their gradients are slices, which go beside the dense ones, and without factors."""
+    """With TensorFlow, gradients of embeddings are slices, reduced apart from dense ones and without factors."""
 
     def trained(optimizer: Any, rank: int = 0, size: int = 1) -> Any:
         layers = [keras.layers.Embedding(16, 3), keras.layers.Flatten(), keras.layers.Dense(2)]
@@ -73,7 +73,7 @@ def check_embeddings(rank: int, size: int) -> None:
 
 
 def check_a_loop_of_ones_own(rank: int, size: int) -> None:
-    """Gradients by hand, one of them None; a rank outside of the process set stays alone."""
+    """A custom loop may apply gradients, one of them None; a rank outside of the process set trains alone."""
     members = hvd.add_process_set([0])
     for process_set in (hvd.global_process_set, members):
         alone = process_set is members
@@ -81,7 +81,7 @@ def check_a_loop_of_ones_own(rank: int, size: int) -> None:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=process_set)
         grads = [keras.ops.ones(2) * (rank + 1), None, keras.ops.ones(2) * rank]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Keras misses the gradient
+            warnings.simplefilter("ignore")  # Keras warns of the missing gradient
             optimizer.apply(grads, variables)
         want = [-1.0 - rank, 0.0, -1.0 * rank] if alone else [-1.5, 0.0, -0.5]
         assert [float(keras.ops.convert_to_numpy(variable)[0]) for variable in variables] == want
@@ -92,7 +92,7 @@ def check_passes_are_added_up_before_they_are_exchanged(rank: int, size: int) ->
     def sgd(**options: Any) -> Any:
         return keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05, **options)
 
-    # Two passes over half of the rows each are one pass over all.
+    # Two passes over half of the rows each equal one pass over all rows.
     want = values(fit(build(), sgd(), batch_size=2 * ROWS))
     ways = [
         hvd.DistributedOptimizer(sgd(gradient_accumulation_steps=2)),
@@ -103,7 +103,7 @@ def check_passes_are_added_up_before_they_are_exchanged(rank: int, size: int) ->
         model = fit(build(), optimizer, rank, size)
         assert_same(values(model), want)
         assert int(optimizer.iterations) == EPOCHS * STEPS // 2
-        # Each variable once per update.
+        # One operation per variable and update.
         assert hvd.metrics()["operations"] - before == EPOCHS * STEPS // 2 * len(model.trainable_variables)
 
     summed = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2)
@@ -152,7 +152,7 @@ def check_mixed_precision_as_compile_makes_it(rank: int, size: int) -> None:
 
 
 def check_local_layers(rank: int, size: int) -> None:
-    """Their gradients are this rank's own, divided by the number of ranks."""
+    """Gradients of local layers are the rank's own, divided by the number of ranks."""
 
     def scaled() -> Any:
         return keras.optimizers.LossScaleOptimizer(plain(), initial_scale=1.0)

@@ -1,4 +1,4 @@
-"""Operations on values, saved models, and what is refused, on two ranks with Keras."""
+"""Checks of operations on values, saved models and errors, on two ranks with Keras."""
 
 import pickle
 import sys
@@ -43,14 +43,14 @@ def check_variables_are_broadcast(rank: int, size: int) -> None:
 
 
 class Mine(keras.optimizers.SGD):  # type: ignore[misc]  # Keras ships no types
-    """An optimizer that Keras does not know."""
+    """Custom optimizer."""
 
     def __init__(self, learning_rate: float = 0.1, momentum: float = 0.9, **options: Any) -> None:
         super().__init__(learning_rate, momentum, **options)
 
 
 def check_saved_models(rank: int, size: int, folder: Path) -> None:
-    """Trained, saved, loaded and trained again is trained all the while; the file is one that plain Keras reads."""
+    """A model saved and loaded between two trainings equals one trained without a break; plain Keras reads the file."""
     for suffix, make in (("keras", Mine), ("h5", keras.optimizers.Adam)):
         file = folder / f"{make.__name__}.{suffix}"
         model = fit(build(), hvd.DistributedOptimizer(make(0.02)), rank, size)
@@ -76,7 +76,7 @@ def check_saved_models(rank: int, size: int, folder: Path) -> None:
 
 
 def check_a_config_makes_another(rank: int, size: int) -> None:
-    """It reduces as the first one does; what `__class__` makes is a plain optimizer, as Keras wants it."""
+    """An optimizer made from a config reduces like the first; one made with `__class__` is plain, as Keras expects."""
     first = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
     second, variable = first.from_config(first.get_config()), keras.Variable([0.0])
     assert second.get_config() == first.get_config()
@@ -118,6 +118,6 @@ def check_what_is_refused(rank: int, size: int) -> None:
 
 
 def check_one_framework_is_imported(rank: int, size: int) -> None:
-    """The others' bindings are not imported; Keras itself imports JAX wherever it is."""
+    """No other framework's binding is imported; Keras itself imports JAX if it is installed."""
     bindings = {each for each in ("torch", "tensorflow", "jax") if f"farandole.{each}" in sys.modules}
     assert bindings == {keras.backend.backend()}

@@ -1,4 +1,4 @@
-"""Files like the kernel's, by which a host without an interconnect seems to have one."""
+"""Files like the kernel's, with which a host seems to have an interconnect."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ __all__ = ["add_port", "add_slingshot"]
 def add_port(
     root: Path, device: str = "mlx5_0", *, state: str = "4: ACTIVE", link: str = "InfiniBand", file: str | None = ""
 ) -> None:
-    """Add a port of `device`; `file` is its file in dev (default: the one of InfiniBand), None for a container."""
+    """Add a port of `device`. `file` is its file in dev: by default InfiniBand's; None, as in a container, for none."""
     port = root / "sys" / "class" / "infiniband" / device / "ports" / "1"
     port.mkdir(parents=True)
     for name, text in {"state": state, "link_layer": link, "rate": "200 Gb/sec (4X HDR)"}.items():
@@ -18,7 +18,7 @@ def add_port(
 
 
 def add_slingshot(root: Path, *, file: str | None = "cxi0") -> None:
-    """Add a card of Slingshot, and its file in dev."""
+    """Add a Slingshot card, and its file in dev unless `file` is None."""
     (root / "sys" / "class" / "cxi" / "cxi0").mkdir(parents=True)
     if file is not None:
         _add_file(root, file)

@@ -1,4 +1,4 @@
-"""The parts of Kubernetes' schemas that our manifests use, for `jsonschema`; every object is closed to other fields."""
+"""Schemas for `jsonschema` of the fields of Kubernetes objects that our manifests use; other fields are errors."""
 
 from collections.abc import Mapping
 

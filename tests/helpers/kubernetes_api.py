@@ -1,4 +1,4 @@
-"""Kubernetes' interface as far as Spark's driver uses it, with a kubelet that runs each pod as a process at once."""
+"""The part of Kubernetes' API that Spark's driver uses, with pods that run as processes of this machine."""
 
 import json
 import subprocess
@@ -17,13 +17,13 @@ ADDRESS = "127.0.0.1"  # of every pod
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod's container, as its program finds it."""
+    """Arguments, environment and files of a pod's container."""
 
     name: str
     image: str
-    words: Sequence[str]  # of the entry point
+    words: Sequence[str]  # arguments of the entry point
     env: Mapping[str, str]
-    mounts: Mapping[str, Mapping[str, str]]  # files of ConfigMaps by folder
+    mounts: Mapping[str, Mapping[str, str]]  # files of ConfigMaps, by folder
 
     @classmethod
     def of(cls, spec: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, str]]) -> "Pod":
@@ -44,7 +44,7 @@ class Pod:
 
 @dataclass
 class Cluster:
-    """The pods and ConfigMaps that were created."""
+    """The created pods and ConfigMaps."""
 
     start: Callable[[Pod], "subprocess.Popen[str]"]
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Cluster:
 
 @contextmanager
 def serve(cluster: Cluster) -> Iterator[str]:
-    """Serve the interface for `cluster` without a password; yield its URL. Pods end with the block."""
+    """Serve the API of `cluster` without a password; yield its URL. The block's end kills the pods."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -120,7 +120,7 @@ def serve(cluster: Cluster) -> Iterator[str]:
             self.answer({"apiVersion": "v1", "kind": "Status", "status": "Success"})
 
         def log_message(self, format: str, *args: object) -> None:
-            return None  # `requests` has them
+            return None  # `cluster.requests` lists them
 
     with ThreadingHTTPServer((ADDRESS, 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)

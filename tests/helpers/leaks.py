@@ -1,4 +1,4 @@
-"""What a test may leave behind: nothing."""
+"""Detection of threads, processes, descriptors and variables that a test leaves behind."""
 
 import gc
 import os
@@ -13,14 +13,12 @@ from helpers.programs import outliving
 
 __all__ = ["Snapshot"]
 
-PATIENCE = (
-    10.0  # seconds: a busy machine's kernel and the interpreter take a moment to end a thread, a child, a connection
-)
+PATIENCE = 10.0  # seconds for a thread, a child or a connection to end on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What this process holds at one moment that outlives a function."""
+    """Threads, child processes, descriptors and environment of this process at one moment."""
 
     threads: frozenset[str]
     children: frozenset[str]  # process ids
@@ -29,23 +27,23 @@ class Snapshot:
 
     @classmethod
     def take(cls) -> Self:
-        """Look at the process as it is now."""
+        """Return the current state of the process."""
         return cls(
             threads=frozenset(_threads()),
             children=frozenset(_children()),
             descriptors=frozenset(_descriptors()),
-            # pytest itself writes its variable anew in each phase of a test.
+            # pytest changes its own variable in each phase of a test.
             environment={name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
         )
 
     def leaks(self, *, shared_session: bool) -> list[str]:
-        """Name what is new since this snapshot, after waiting a moment for what is about to end.
+        """Return the names of what is new since this snapshot; wait up to `PATIENCE` seconds for it to end.
 
-        With `shared_session` only the environment counts: a Spark session that several tests share opens
-        connections and starts threads whenever it likes."""
+        With `shared_session` only the environment counts: a Spark session that tests share may open connections and
+        start threads at any time."""
         if not self._compare(Snapshot.take(), shared_session):
             return []
-        # A caught exception and the frame it came from refer to each other, and hold what the frame held.
+        # A caught exception and its frame refer to each other, and keep the frame's objects alive.
         gc.collect()
         deadline = time.monotonic() + PATIENCE
         while (found := self._compare(Snapshot.take(), shared_session)) and time.monotonic() < deadline:
@@ -54,7 +52,7 @@ class Snapshot:
 
     def _compare(self, now: "Snapshot", shared_session: bool) -> list[str]:
         names = sorted(self.environment.keys() | now.environment.keys())
-        # The value is left out: it may be a secret.
+        # Values are left out, because they may be secrets.
         found = [f"environment: {each}" for each in names if self.environment.get(each) != now.environment.get(each)]
         if not shared_session:
             found += [f"thread: {each}" for each in sorted(now.threads - self.threads)]
@@ -65,11 +63,11 @@ class Snapshot:
 
 def _threads() -> Iterator[str]:
     for thread in threading.enumerate():
-        # Python keeps what it made up for a framework's thread that once ran Python, until the interpreter ends.
+        # Python keeps a dummy object for each foreign thread that ran Python code, until the interpreter ends.
         if isinstance(thread, threading._DummyThread):
             continue
         yield f"{thread.name} ({thread.native_id})"
-    # Threads of the native core are unknown to Python; their names tell them from those of BLAS and OpenMP.
+    # Python does not list threads of the native core; their names distinguish them from those of BLAS and OpenMP.
     for task in Path("/proc/self/task").iterdir():
         name = _read(task / "comm")
         if name.startswith("farandole"):
@@ -91,7 +89,7 @@ def _descriptors() -> Iterator[str]:
         try:
             target = os.readlink(entry)
         except FileNotFoundError:
-            continue  # the descriptor of this very listing
+            continue  # the descriptor of this listing
         if target.startswith("socket:") or "farandole" in target.rpartition("/")[2]:
             yield f"{entry.name} {target}"
 
@@ -100,4 +98,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except (FileNotFoundError, ProcessLookupError):
-        return ""  # ended between the listing and now
+        return ""  # it has ended since the listing

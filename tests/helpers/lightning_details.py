@@ -1,4 +1,4 @@
-"""Further checks of the trainer of `LightningEstimator`: hooks, late layers, and foreign objects in files."""
+"""More checks of the trainer of `LightningEstimator`: hooks, late layers, and foreign objects in files."""
 
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ def check_a_backward_pass_after_the_training_is_a_ranks_own(rank: int, size: int
     if rank == 0:
         trainer.module.zero_grad()
         trainer.module(torch.ones(1, 2)).sum().backward()
-        assert all(each.grad.isfinite().all() for each in trainer.module.parameters())  # would wait for other ranks
+        assert all(each.grad.isfinite().all() for each in trainer.module.parameters())  # and no wait for other ranks
 
 
 class Late(Net):
-    """Makes its layers in `configure_model`."""
+    """Module that makes its layers in `configure_model`."""
 
     net: Any
 
@@ -42,14 +42,14 @@ def check_layers_may_be_made_by_configure_model(rank: int, size: int, folder: Pa
     columns, store = points(12), Store.create(str(folder / "store"))
     path = shard_of(folder, mine(columns, rank, size))
     _, straight = trained(job_of(Net(), columns), path)
-    for _ in range(2):  # the second time no epoch is left
+    for _ in range(2):  # the second run has no epoch left
         run, late = trained(job_of(Late(), columns, store=store), path)
         assert run.checkpoint.outputs == [("float32", [1])]
         assert all(torch.equal(value, weights_in(late)[name]) for name, value in weights_in(straight).items())
 
 
 class Planted:
-    """Makes a file when it is unpickled."""
+    """Object that makes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,7 +80,7 @@ class Keeper(lightning.Callback):
 
 
 def keep_objects(folder: Path) -> str:
-    """Train on one rank with a callback that keeps an object; return the error, which rank 0 alone raises."""
+    """Train on one rank with a callback that keeps an object; return the error's text; only rank 0 raises it."""
     columns = points(8)
     try:
         trained(job_of(Net(), columns, callbacks=(Keeper(),)), shard_of(folder, columns))

@@ -31,7 +31,7 @@ RATE = 2.0**-5
 
 
 class Net(lightning.LightningModule):
-    """Dropout, two running statistics and a metric, Adam and a scheduler."""
+    """Module with dropout, two running statistics, a metric, Adam and a scheduler."""
 
     seen: Tensor
     told: Tensor
@@ -53,7 +53,7 @@ class Net(lightning.LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
         self.seen += len(batch["y"])
-        self.told = self.told + len(batch["y"])  # another tensor
+        self.told = self.told + len(batch["y"])  # replaces the buffer's tensor
         output, loss = self.loss(batch)
         self.error.update(output.detach(), batch["y"])
         self.log("train_error", self.error, on_step=False, on_epoch=True)
@@ -69,7 +69,7 @@ class Net(lightning.LightningModule):
 
 
 class Plateau(Net):
-    """Lowers the rate when the validation loss does not fall."""
+    """Module that lowers the rate when the validation loss does not fall."""
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=self.rate)
@@ -78,7 +78,7 @@ class Plateau(Net):
 
 
 class Recorder(lightning.Callback):
-    """Keeps what callbacks see at the end of each epoch."""
+    """Callback that records the metrics at the end of each epoch."""
 
     def __init__(self) -> None:
         self.values: list[dict[str, float]] = []
@@ -116,7 +116,7 @@ def job_of(model: Any, columns: dict[str, Any], **changes: Any) -> LightningJob:
 
 
 def trained(job: LightningJob, path: Path) -> tuple[Run, LightningTrainer]:
-    """Train as `trainers.run.train` does, on the ranks that are there already."""
+    """Train as `trainers.run.train` does, on the running ranks."""
     with ExitStack() as stack:
         run = Run(job.plan, path)
         trainer = LightningTrainer(job, run, stack)
@@ -142,7 +142,7 @@ def check_two_ranks_train_as_one_trainer_does(rank: int, size: int, folder: Path
     )  # fmt: skip
     run, trainer = trained(job, shard_of(folder, mine(columns, rank, size), held))
 
-    # The same steps by one process: a step's rows are those of all ranks.
+    # One process makes the same steps, each with the rows of all ranks.
     x, y = torch.tensor(columns["x"]), torch.tensor(columns["y"])
     shares = [[row for place, row in enumerate(range(each, 24, size)) if place % 4 != 3] for each in range(size)]
     kept = [[row for place, row in enumerate(range(each, 24, size)) if place % 4 == 3] for each in range(size)]
@@ -219,7 +219,7 @@ def check_resumed_runs_equal_uninterrupted_ones(rank: int, size: int, folder: Pa
             assert all(torch.equal(state[name], same[name]) for name in state)
     assert (stopper.wait_count, stopper.best_score) == (again.wait_count, again.best_score)
     assert [record["epoch"] for record in run.checkpoint.history] == [1, 2, 3, 4]
-    # The fitted model has the weights of the ModelCheckpoint, also those of an earlier attempt.
+    # The fitted model has the weights of the ModelCheckpoint, also if an earlier attempt wrote it.
     if rank == 0:
         chosen = torch.load(worst.best_model_path, weights_only=False)["state_dict"]
         for trainer in (straight, resumed):
@@ -239,7 +239,7 @@ def check_one_rank_stops_all(rank: int, size: int, folder: Path) -> None:
     run, trainer = trained(job, path)
     assert [record["epoch"] for record in run.checkpoint.history] == [1, 2]
     assert run.checkpoint.stopped
-    # A rank that dies after that: the next attempt finds that there is nothing to do.
+    # If a rank dies after that, the next attempt has nothing to do.
     again, same = trained(job, path)
     assert [record["epoch"] for record in again.checkpoint.history] == [1, 2]
     assert all(torch.equal(value, weights_in(same)[name]) for name, value in weights_in(trainer).items())
@@ -269,7 +269,7 @@ def check_a_store_that_is_no_folder(rank: int, size: int, folder: Path) -> None:
 
 
 class TwoOptimizers(lightning.LightningModule):
-    """Manual optimization: each of two layers has its optimizer, and learns in turn."""
+    """Module with manual optimization: two layers with an optimizer each, trained in turn."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -339,7 +339,7 @@ def check_plain_modules_of_either_package(rank: int, size: int, folder: Path) ->
 
 
 class Doubling(lightning.LightningDataModule):
-    """Doubles the features of the rank's rows."""
+    """Data module that doubles the features of the rank's rows."""
 
     def __init__(self, train_loader: Any, val_loader: Any, **settings: Any) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from helpers.lightning_estimator import Net, job_of, trained
 
 
 class Failing(Net):
-    """Fails on rank 1 in its third step."""
+    """Module that fails on rank 1 in its third step."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if hvd.rank() == 1 and batch_idx == 2:
@@ -22,13 +22,13 @@ class Failing(Net):
 
 
 def fail_with_checkpoints(rank: int, size: int, folder: Path) -> tuple[str, list[str]]:
-    """Return the error of this rank, and the checkpoints that it left."""
+    """Return this rank's error, and the checkpoints that it wrote."""
     columns, kept = points(32), folder / f"kept{rank}"
     writer = lightning.callbacks.ModelCheckpoint(dirpath=kept, save_on_exception=True)
     job = job_of(Failing(), columns, callbacks=(writer,), store=Store.create(str(folder / "store")))
     try:
         trained(job, shard_of(folder, mine(columns, rank, size)))
     except (ArithmeticError, FarandoleError) as error:
-        hvd.shutdown()  # as the end of the process would
+        hvd.shutdown()  # as at the end of a process
         return type(error).__name__, [path.name for path in folder.rglob("*.ckpt")]
     return "no error", []

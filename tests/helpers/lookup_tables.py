@@ -1,4 +1,4 @@
-"""Checks of graphs with lookup tables, whose content goes along with the graph."""
+"""Checks of graphs with lookup tables, whose content is part of the frozen graph."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ CITIES = ["Köln", "Paris", "Rom"]
 
 
 def applied(graph: TFInputGraph, kinds: list[int]) -> list[Any]:
-    """Return what a worker gives for a column, after the graph was saved and loaded."""
+    """Save and load the graph, then return a worker's predictions for a column."""
     facts = graph.frozen.facts()
     again = FrozenGraph.revived(graph.frozen.graph, facts)
     assert again.facts() == facts

@@ -1,4 +1,4 @@
-"""A Spark application that fits a model, and whose driver a test kills."""
+"""A Spark application that fits a model, for a test that kills its driver."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ EPOCHS, STEPS = 4, 5  # of each rank
 
 
 def fit(spark: SparkSession, folder: Path, run_id: str, *, hang: bool = False) -> Any:
-    """Fit a model, of which each rank notes the steps below `folder`; with `hang` it stays in its third epoch."""
+    """Fit a model whose ranks write their steps below `folder`; with `hang` they wait in the third epoch."""
     import torch
 
     from farandole.spark.store import Store
@@ -45,7 +45,7 @@ def fit(spark: SparkSession, folder: Path, run_id: str, *, hang: bool = False) -
 
 
 def fit_and_hang(folder: str, disk: str, java_options: str) -> None:
-    """Be the driver of an application with two executors, which never ends."""
+    """Run the driver of an application with two executors, whose ranks hang."""
     builder = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.driver.host", "127.0.0.1")
     for name, value in {
         "spark.driver.bindAddress": "127.0.0.1",
@@ -60,9 +60,9 @@ def fit_and_hang(folder: str, disk: str, java_options: str) -> None:
 
 
 def kill_driver(folder: Path, disk: Path, java_options: str, mark: str) -> Sequence[str]:
-    """Run `fit_and_hang` until its ranks hang, then kill the driver, Python and Java, as when its pod is lost.
+    """Run `fit_and_hang` until its ranks hang, then kill the driver's Python and Java, as when its pod is lost.
 
-    Returns what the driver said; its processes have `mark` in their environment."""
+    Returns the driver's output. Its processes have `mark` in their environment."""
     program = (
         f"from helpers.lost_driver import fit_and_hang; fit_and_hang({str(folder)!r}, {str(disk)!r}, {java_options!r})"
     )

@@ -1,4 +1,4 @@
-"""Processes with a word in their environment, by which a test finds all that it has started."""
+"""Processes with a mark in their environment, by which a test finds all that it has started."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ __all__ = ["processes_with", "running", "wait_for_ranks", "wait_until_gone"]
 
 
 def processes_with(mark: str) -> list[str]:
-    """The command lines of all processes that have `mark` in their environment."""
+    """Return the command lines of all other processes that have `mark` in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -19,12 +19,12 @@ def processes_with(mark: str) -> list[str]:
                 if mark.encode() in (entry / "environ").read_bytes():
                     found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
             except OSError:
-                continue  # it has just ended
+                continue  # it has ended
     return found
 
 
 def wait_until_gone(mark: str, seconds: float) -> list[str]:
-    """Wait until no process with `mark` is left; the ones that are still there after `seconds`."""
+    """Wait until no process has `mark`; return the command lines of those left after `seconds`."""
     deadline = time.monotonic() + seconds
     while (left := processes_with(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -35,7 +35,7 @@ def wait_until_gone(mark: str, seconds: float) -> list[str]:
 def running(
     words: Sequence[str], env: Mapping[str, str], mark: str, *, cwd: Path | None = None, stderr: int = subprocess.PIPE
 ) -> Iterator["subprocess.Popen[str]"]:
-    """Run a command with these variables and the mark; it and all that it has started end with the block."""
+    """Run a command with variables and `mark`; kill it at the end of the block, and check that its children end."""
     with subprocess.Popen(
         words, env={**os.environ, **env, "MARK": mark}, cwd=cwd, stdout=subprocess.PIPE, stderr=stderr, text=True
     ) as process:
@@ -47,7 +47,7 @@ def running(
 
 
 def wait_for_ranks(process: "subprocess.Popen[str]", folder: Path, count: int) -> None:
-    """Wait until this many ranks of the process have written files "rank*", and remove the files."""
+    """Wait until `count` ranks of the process have written files "rank*"; remove the files."""
     deadline = time.monotonic() + 150.0
     while len(found := list(folder.glob("rank*"))) < count:
         if process.poll() is not None or time.monotonic() > deadline:

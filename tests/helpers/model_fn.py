@@ -32,7 +32,7 @@ RATE, CLASSES, WIDTH = 0.1, 3, 4
 
 
 def rows_of(count: int) -> dict[str, Any]:
-    """Points around three centres, and the number of the centre."""
+    """Return points around three centres, and the number of each point's centre."""
     random = np.random.default_rng(5)
     kind = np.arange(count) % CLASSES
     x = random.normal(size=(count, WIDTH)) + np.eye(CLASSES, WIDTH)[kind] * 2
@@ -40,7 +40,7 @@ def rows_of(count: int) -> dict[str, Any]:
 
 
 def start(rank: int) -> Any:
-    """Return the initial weights of a rank; training begins with those of rank 0."""
+    """Return the initial weights of a rank; training starts with those of rank 0."""
     return np.random.default_rng(rank).normal(size=(WIDTH, CLASSES)).astype(np.float32)
 
 
@@ -52,7 +52,7 @@ def logits_of(x: Any) -> Any:
 
 
 def classify(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
-    """The model function of the checks, as one of HorovodEstimator's notebooks has it."""
+    """Return the specification of a model, as in a notebook of HorovodEstimator; the `model_fn` of the checks."""
     assert config.num_worker_replicas == hvd.size()
     logits = logits_of(features["points"])
     predictions = {"probabilities": tf.nn.softmax(logits), "classes": tf.argmax(logits, 1)}
@@ -90,7 +90,7 @@ def job_of(folder: Path, **changes: Any) -> ModelFnJob:
 
 
 def shard_of(folder: Path, table: dict[str, Any], rank: int, size: int) -> Path:
-    """Write every `size`-th row as a rank is fed them."""
+    """Write every `size`-th row to a file like those that are fed to a rank; return its path."""
     mine = {name: values[rank::size] for name, values in table.items()}
     arrays = {
         fed_as(0): pa.array(list(mine["x"]), pa.list_(pa.float32())),
@@ -107,7 +107,7 @@ def shard_of(folder: Path, table: dict[str, Any], rank: int, size: int) -> Path:
 
 
 def variables(folder: Path) -> dict[str, Any]:
-    """Read the last checkpoint as plain TensorFlow does."""
+    """Read the variables of the last checkpoint with plain TensorFlow."""
     reader = tf.train.load_checkpoint(str(folder))
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
@@ -132,7 +132,7 @@ def fails(job: ModelFnJob, path: Path, kind: type[Exception], text: str) -> None
 
 
 def check_steps_are_those_of_one_process(rank: int, size: int, folder: Path) -> None:
-    # 24 rows, 6 of them validate; each step takes all 18 others, so their order has no part in it.
+    # Of 24 rows, 6 validate. A step takes all 18 others, so their order does not matter.
     table = rows_of(24)
     path, model = shard_of(folder, table, rank, size), folder / "model"
     frozen = fit(job_of(model, batch_size=18 // size, max_steps=5), path)
@@ -172,7 +172,7 @@ def check_steps_are_those_of_one_process(rank: int, size: int, folder: Path) -> 
 
 
 def compare_exported(model: Path, frozen: FrozenGraph, x: Any, probabilities: Any) -> None:
-    """Compare the SavedModel, the checkpoint's graph and the frozen graph with what one process predicts."""
+    """Compare predictions of the SavedModel, the checkpoint's graph and the frozen graph with those of one process."""
     loaded = tf.saved_model.load(str(model / "export" / "5"))
     served = loaded.signatures["serving_default"](points=tf.constant(x))
     np.testing.assert_allclose(served["probabilities"], probabilities, rtol=1e-4)
@@ -209,7 +209,7 @@ def check_resumed_runs_are_the_uninterrupted_one(rank: int, size: int, folder: P
     path = shard_of(folder, rows_of(27), rank, size)
     straight, resumed = folder / "straight", folder / "resumed"
     fit(job_of(straight, max_steps=9), path)
-    for steps in (4, 9, 9, 7):  # the last two have nothing left to do
+    for steps in (4, 9, 9, 7):  # the last two runs have nothing left to do
         before = variables(resumed) if rank == 0 and steps != 4 else {}
         frozen = fit(job_of(resumed, max_steps=steps), path)
         assert (frozen is not None) == (rank == 0)
@@ -241,7 +241,7 @@ def check_checkpoints_in_time_and_an_object_store(rank: int, size: int, folder: 
 
 
 class Stopping(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # TensorFlow ships no types
-    """Asks for the end in its third step, on the last rank."""
+    """Hook that requests a stop in its third step, on the last rank."""
 
     ended = 0
 
@@ -319,12 +319,12 @@ def check_mistakes_are_named(rank: int, size: int, folder: Path) -> None:
     fails(apart(counts=False), path, ConfigError, "train_op does not count steps")
     nan = rows_of(24)
     nan["x"][0, 0] = np.nan
-    told: list[str] = []
-    with mock.patch.object(loop, "log_to_driver", told.append):
+    logged: list[str] = []
+    with mock.patch.object(loop, "log_to_driver", logged.append):
         fit(job_of(folder / "nan", features={"x": "points"}, max_steps=6), shard_of(folder / "nan", nan, rank, size))
     if rank == 0:
-        assert told[0] == "warning: column 'x': 1 of 24 rows hold NaN; fill them or drop these rows first"
-        assert told[1].startswith("the loss is nan in step ") and len(told) == 2
+        assert logged[0] == "warning: column 'x': 1 of 24 rows hold NaN; fill them or drop these rows first"
+        assert logged[1].startswith("the loss is nan in step ") and len(logged) == 2
     nothing = replace(apart(), model_fn=lambda features, labels, mode: 5)
     fails(nothing, path, ConfigError, "must return a farandole.tensorflow.estimator.EstimatorSpec, got int")
     anything = replace(apart(), model_fn=lambda **given: sorted(given))

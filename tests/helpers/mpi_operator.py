@@ -1,4 +1,4 @@
-"""A job of the MPI operator as the launcher's pod sees it: files that a kubelet replaces, and variables."""
+"""Launcher pods of MPI operators: the files that a kubelet replaces, and the environment variables."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ __all__ = ["LAUNCHER", "VARIABLES", "Controller", "TrainingOperator"]
 
 LAUNCHER = "job-launcher"
 
-# The controller's variables of the launcher; FILE and N are the host file and the slots per worker.
+# Variables that the controller sets for the launcher. FILE stands for the host file, N for the slots per worker.
 VARIABLES = {
     "OpenMPI": {
         "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
@@ -27,7 +27,7 @@ VARIABLES = {
 
 
 class Controller:
-    """Controller and kubelet of one job: `scale` and `list_running` rewrite the files as a mounted ConfigMap's are."""
+    """Controller and kubelet of one job: `write` replaces the files as a kubelet replaces those of a ConfigMap."""
 
     def __init__(self, folder: Path, kind: str = "OpenMPI", *, as_worker: bool = False, domain: str = "") -> None:
         self.folder, self.kind, self.as_worker, self.domain = folder, kind, as_worker, domain
@@ -42,7 +42,7 @@ class Controller:
         return f"{pod}.job.team.svc{self.domain}"
 
     def write(self, workers: int, running: Callable[[int], bool] = lambda worker: True) -> None:
-        """Replace both files in one step."""
+        """Replace both files atomically, for `workers` pods of which those with `running(worker)` run."""
         all_workers: list[int | None] = [*([None] if self.as_worker else []), *range(workers)]
         line = "{} slots={}\n" if self.kind == "OpenMPI" else "{}:{}\n"
         pods = [self.name(each) for each in all_workers if each is None or running(each)]
@@ -65,14 +65,14 @@ class Controller:
         return env
 
 
-# The form of the training operator's script; its kubectl gives the program no standard input without -i.
+# A script like the training operator's. Without -i, kubectl gives the program no standard input.
 KUBEXEC = """#!/bin/sh
 set -x
 POD_NAME=$1
 shift
 {kubectl} exec ${{POD_NAME}} --container mpi -- /bin/sh -c "$*"
 """
-# Runs the pod's program on this machine: the folder of a container, and its name in place of the pod's.
+# A kubectl that runs the pod's program on this machine, and writes its process id to a file.
 KUBECTL = """#!/bin/sh
 test "$1 $2 $4 $5 $6 $7 $8" = "exec -i --container mpi -- /bin/sh -c" || {{ echo "unexpected: $*" >&2; exit 1; }}
 echo "$3" >>{log}
@@ -83,9 +83,9 @@ exec sh -c "$1"
 
 
 class TrainingOperator:
-    """The launcher's pod of an MPIJob (kubeflow.org/v1) of Kubeflow's training operator, which Flyte creates.
+    """Launcher pod of an MPIJob (kubeflow.org/v1) of Kubeflow's training operator, as Flyte creates it.
 
-    Its workers run no ssh server, and their names have no addresses."""
+    The workers run no ssh server, and their names have no addresses."""
 
     def __init__(self, folder: Path, *, slots: int = 1) -> None:
         self.folder, self.slots, self.log = folder, slots, folder / "log"
@@ -97,18 +97,18 @@ class TrainingOperator:
             script.chmod(0o755)
 
     def write(self, workers: int, running: int | None = None) -> None:
-        """Write both files for `workers`, of which the first `running` run (None: all)."""
+        """Write both files for `workers` pods, of which the first `running` run (None: all)."""
         names = [f"job-worker-{worker}" for worker in range(workers)]
         (self.folder / "hostfile").write_text("".join(f"{name} slots={self.slots}\n" for name in names))
         script = "".join(f"echo {name}:{self.slots}\n" for name in names[:running])
         (self.folder / "discover_hosts.sh").write_text(f"#!/bin/sh\n{script}")
 
     def kill(self, worker: int) -> None:
-        """Kill what runs in a worker's pod, as when its container is restarted."""
+        """Kill the program in a worker's pod, as when its container is restarted."""
         os.kill(int((self.folder / f"job-worker-{worker}.pid").read_text()), signal.SIGKILL)
 
     def variables(self) -> dict[str, str]:
-        """Return the controller's variables of the launcher."""
+        """Return the variables that the controller sets for the launcher."""
         return {
             "KUBERNETES_SERVICE_HOST": "10.0.0.1",
             "OMPI_MCA_plm_rsh_agent": str(self.folder / "kubexec.sh"),

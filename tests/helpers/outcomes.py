@@ -1,4 +1,4 @@
-"""What became of a rank in a test, and the text in which all ranks' failures are told."""
+"""Outcome of a rank in a test, and the error that shows the failures of all ranks."""
 
 import math
 import signal
@@ -12,7 +12,7 @@ __all__ = ["Death", "Outcome", "RanksFailed"]
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a rank's process ended without a word; the result of a rank that was expected to die."""
+    """End of a rank's process without a result; the result of a rank that is expected to die."""
 
     returncode: int
 
@@ -24,18 +24,18 @@ class Death:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The value that a rank returned, or what it raised, or where it stood when its time was over."""
+    """The value that a rank returned, the error that it raised, or the stack where it hung."""
 
     rank: int
     value: object = None
     error: BaseException | None = None
-    trace: str = ""  # empty: the rank has returned
+    trace: str = ""  # "": the rank has returned
     output: str = ""
-    at: float = math.inf  # when the body failed, on the clock that all processes of a machine share
+    at: float = math.inf  # when the body failed, on a clock that all processes of the machine share
 
     @classmethod
     def of_error(cls, rank: int, error: BaseException, at: float) -> Self:
-        """Keep `error` with its traceback as text: the frames would keep alive what the rank held."""
+        """Return an outcome with `error` and its traceback as text; frames would keep the rank's objects alive."""
         trace = "".join(traceback.format_exception(error))
         chained: BaseException | None = error
         while chained is not None:
@@ -46,12 +46,12 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Did the rank end in any way but by returning?"""
+        """Return whether the rank did anything but return."""
         return bool(self.trace)
 
 
 class RanksFailed(AssertionError):
-    """Some ranks failed; holds one titled trace for each, the first failure first, and `errors` by rank."""
+    """Some ranks failed. The message has a titled trace for each, first failure first; `errors` are by rank."""
 
     def __init__(self, size: int, failures: Iterable[Outcome]) -> None:
         failures = sorted(failures, key=lambda each: each.at)

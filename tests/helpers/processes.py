@@ -1,4 +1,4 @@
-"""Ranks as processes: the parent's side. The child's side is `rank_process.py`."""
+"""Ranks as processes, on the parent's side. The child's side is `rank_process.py`."""
 
 import contextlib
 import os
@@ -25,14 +25,14 @@ from helpers.programs import WarmProcess
 
 __all__ = ["run_processes"]
 
-GRACE = 10.0  # seconds for the others to end by themselves after the first failure
-TAIL = 4000  # characters of a failed rank's output that are shown
+GRACE = 10.0  # seconds for the other ranks to end by themselves after the first failure
+TAIL = 4000  # last characters of a failed rank's output to show
 LARGEST_RESULT = 1 << 30
 CHILD = Path(__file__).with_name("rank_process.py")
 
 
 class _Child:
-    """One rank's process: its own group, its output in a file, its result on a socket."""
+    """One rank's process, with a process group of its own, its output in a file, and its result on a socket."""
 
     def __init__(self, rank: int, env: dict[str, str], prefix: Sequence[str], framework: str | None) -> None:
         self.rank = rank
@@ -58,26 +58,26 @@ class _Child:
             )
 
     def outcome(self) -> Outcome:
-        """Read what the process has sent; its silence is an outcome too."""
+        """Read the outcome that the process has sent, or return its death if it has sent none."""
         try:
             deadline = Deadline(timedelta(seconds=30))
             value, error, trace, at = cloudpickle.loads(recv_frame(self.channel, LARGEST_RESULT, deadline=deadline))
         except (EOFError, ConnectionError):
             death = Death(self.process.wait(30))
-            # First in time: the kernel tells us later than it tells the ranks that fail for want of this one.
+            # at=0.0: a death counts as the first failure. Ranks that fail because of it may report theirs earlier.
             return Outcome(rank=self.rank, value=death, trace=f"its process {death}", output=self.tail(), at=0.0)
         output = self.tail() if error is not None else ""
         return Outcome(rank=self.rank, value=value, error=error, trace=trace, output=output, at=at)
 
     def stacks(self, timeout: float) -> Outcome:
-        """Have the process write where each of its threads stands."""
+        """Have the process print the stacks of its threads; return them as the outcome of a rank that hangs."""
         size = self._output_size()
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGUSR1)
             deadline = time.monotonic() + 2.0
             while self._output_size() == size and time.monotonic() < deadline:
                 time.sleep(0.01)
-            time.sleep(0.05)  # the dump is several writes
+            time.sleep(0.05)  # the process prints the stacks with several writes
         return Outcome(
             rank=self.rank,
             trace=f"did not end within {timeout:g} s, or of the first failure",
@@ -92,7 +92,7 @@ class _Child:
         return os.fstat(self.output.fileno()).st_size
 
     def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # nobody of the group is left
+        with contextlib.suppress(ProcessLookupError):  # no process of the group is left
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
         self.channel.close()
@@ -100,7 +100,7 @@ class _Child:
 
 
 class _Children:
-    """All ranks' processes, none of which outlives the `with` block."""
+    """The processes of all ranks; the end of the `with` block kills them."""
 
     def __init__(
         self, envs: list[dict[str, str]], prefixes: Sequence[Sequence[str]], framework: str | None = None
@@ -134,10 +134,10 @@ def run_processes(
     prefixes: Sequence[Sequence[str]] | None = None,
     framework: str | None = None,
 ) -> list[Outcome]:
-    """Run `body(context, *args)` in `size` processes; return the outcomes in the order in which they came.
+    """Run `body(context, *args)` in `size` processes; return the outcomes in the order in which they arrived.
 
-    The ranks meet at `address`; `prefixes` are the words before each rank's command, such as `ip netns exec`.
-    With a `framework`, which excludes `prefixes`, its modules are imported already when a process starts."""
+    `address` is that of the rendezvous; `prefixes` are words before each rank's command, such as `ip netns exec`. With
+    a `framework`, which excludes `prefixes`, processes start with its modules imported."""
     task = _pickled(body, args, config)
     secret = new_secret()
     with RendezvousServer(size, secret, host=address) as server:
@@ -149,7 +149,7 @@ def run_processes(
         with _Children(envs, prefixes or [()] * size, framework) as children, selectors.DefaultSelector() as selector:
             for child in children.all:
                 child.channel.settimeout(30)
-                with contextlib.suppress(BrokenPipeError):  # it is dead already; its outcome says so
+                with contextlib.suppress(BrokenPipeError):  # the process is dead; its outcome shows that
                     send_frame(child.channel, task)
                 selector.register(child.channel, selectors.EVENT_READ, child)
             return _collect(selector, size, timeout, dies)
@@ -171,7 +171,7 @@ def _collect(selector: selectors.BaseSelector, size: int, timeout: float, dies: 
 
 
 def _judge(outcome: Outcome, dies: Collection[int]) -> Outcome:
-    """Death is what was asked of a rank in `dies`, and nothing else is."""
+    """Return the outcome, with death as success for a rank in `dies`, and anything else as its failure."""
     if outcome.rank not in dies:
         return outcome
     if isinstance(outcome.value, Death):
@@ -180,7 +180,7 @@ def _judge(outcome: Outcome, dies: Collection[int]) -> Outcome:
 
 
 def _pickled(body: Callable[..., object], args: tuple[object, ...], config: Config) -> bytes:
-    """Pickle the task; test modules go by value, because pytest imports them under names that a child cannot."""
+    """Pickle the task, with test modules by value, because a child cannot import them under pytest's names."""
     module = sys.modules[body.__module__]
     by_value = not body.__module__.startswith("helpers.")
     if by_value:

@@ -1,4 +1,6 @@
-"""Python programs of tests that begin with a framework imported (see warm.py), run by one warm process for each."""
+"""Runner of tests' Python programs that start with a framework imported; one warm process per framework forks them.
+
+See warm.py."""
 
 import contextlib
 import dataclasses
@@ -21,22 +23,22 @@ from helpers.warm import Program, become, preload
 __all__ = ["FORKER", "PYTHON", "WarmProcess", "end_warm", "fork", "outliving", "run", "warm_spark"]
 
 TESTS = Path(__file__).parents[1]
-FORKER = "FARANDOLE_TEST_FORKER"  # the variable that tells Spark's daemons where a process listens
-PYTHON = "FARANDOLE_TEST_PYTHON"  # and which Python runs there
+FORKER = "FARANDOLE_TEST_FORKER"  # variable for Spark's daemons: the path at which a warm process listens
+PYTHON = "FARANDOLE_TEST_PYTHON"  # variable for Spark's daemons: the Python of the warm process
 LARGEST_REQUEST = 1 << 20
 MOST_DESCRIPTORS = 32
-ABOVE_ALL = 200  # descriptors that come are kept from here on until they get the numbers that were asked for
-ROOM = 1 << 16  # bytes in which forked programs show their command line, and their environment
+ABOVE_ALL = 200  # received descriptors have numbers from here on until they get the requested ones
+ROOM = 1 << 16  # bytes for the command line, and for the environment, that /proc shows of a forked program
 STARTING = 150.0  # seconds to import a framework, on a busy machine
-# Read once, when a library is loaded: what the launcher sets for two ranks on two cores.
+# The launcher's settings for two ranks on two cores. Libraries read them once, when they are loaded.
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class _Forker:
-    """A process that has imported a framework and forks programs from itself; it listens at `path`."""
+    """Warm process, which has imported a framework and forks programs from itself; it listens at `path`."""
 
     def __init__(self, framework: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="farandole-warm-")  # its owner's alone
+        self._folder = tempfile.TemporaryDirectory(prefix="farandole-warm-")  # readable only by its owner
         self.path = str(Path(self._folder.name, "socket"))
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with listener:
@@ -44,7 +46,7 @@ class _Forker:
             listener.listen()
             self.process = subprocess.Popen(
                 [sys.executable, __file__, str(listener.fileno()), framework, "." * ROOM],
-                stdin=subprocess.PIPE,  # its end ends the process
+                stdin=subprocess.PIPE,  # closing it ends the process
                 pass_fds=(listener.fileno(),),
                 env={**os.environ, "PYTHONPATH": str(TESTS), **THREADS, "ROOM": "." * ROOM},
                 start_new_session=True,
@@ -59,7 +61,7 @@ _forkers: dict[str, _Forker] = {}  # by framework
 
 
 def _forker(framework: str) -> _Forker:
-    """Return the process of `framework`, or the one of all frameworks if it is there: importing one takes 8 seconds."""
+    """Return the warm process of `framework`, or that of all frameworks if it runs: starting one takes 8 seconds."""
     if "any" in _forkers:
         return _forkers["any"]
     if framework not in _forkers:
@@ -70,9 +72,10 @@ def _forker(framework: str) -> _Forker:
 def fork(
     path: str, program: Program, env: Mapping[str, str], cwd: str, descriptors: Mapping[int, int], *, session: bool
 ) -> socket.socket:
-    """Have the process that listens at `path` fork a program; return a connection that gives its id, then its end.
+    """Have the process that listens at `path` fork a program; return a connection.
 
-    `descriptors` maps the program's numbers to those of this process."""
+    The connection receives the program's process id, and its exit code when it has ended. `descriptors` maps the
+    program's descriptors to those of this process."""
     request = {
         "program": dataclasses.astuple(program),
         "cwd": cwd,
@@ -92,9 +95,9 @@ def fork(
 
 
 class WarmProcess:
-    """A program in a session of its own, without input; the part of subprocess.Popen that tests use.
+    """Forked program with a session of its own and no input, and the methods of subprocess.Popen that tests use.
 
-    `stdout`, `stderr` and `pass_fds` are descriptors. A negative `returncode` is a signal's number."""
+    `stdout`, `stderr` and `pass_fds` are descriptors. A negative `returncode` is the number of a signal."""
 
     def __init__(
         self,
@@ -143,7 +146,9 @@ def run(
     timeout: float = 120.0,
     merged: bool = False,
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end; `merged` puts stderr into stdout. It is killed with its group after `timeout`."""
+    """Run a command to its end; `merged` adds stderr to stdout.
+
+    After `timeout` seconds it is killed with its process group, and `TimeoutExpired` is raised."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         errors = (stdout if merged else stderr).fileno()
         process = WarmProcess(command, framework, stdout=stdout.fileno(), stderr=errors, env=env, cwd=cwd)
@@ -162,7 +167,7 @@ def run(
 
 
 def warm_spark(framework: str) -> dict[str, str]:
-    """Return variables with which Spark forks the workers of its tasks from the process of `framework`."""
+    """Return variables with which Spark forks the workers of tasks from the warm process of `framework`."""
     return {
         "PYSPARK_SUBMIT_ARGS": "--conf spark.python.daemon.module=helpers.warm_daemon pyspark-shell",
         "PYTHONPATH": str(TESTS),
@@ -172,18 +177,18 @@ def warm_spark(framework: str) -> dict[str, str]:
 
 
 def outliving() -> frozenset[str]:
-    """Return the ids of the processes that programs are forked from."""
+    """Return the process ids of the warm processes."""
     return frozenset(str(each.process.pid) for each in _forkers.values())
 
 
 def end_warm() -> None:
-    """End the processes that programs are forked from."""
+    """End the warm processes."""
     while _forkers:
         _forkers.popitem()[1].end()
 
 
 def _without_shebang(command: Sequence[str]) -> list[str]:
-    """Give a script of this environment, such as `farandole`, to Python as its first line would."""
+    """Return the command with Python in front of a script of this environment, such as `farandole`."""
     found = shutil.which(command[0], path=os.path.dirname(sys.executable))
     if found is not None and not os.path.basename(found).startswith("python"):
         return [sys.executable, found, *command[1:]]
@@ -191,7 +196,7 @@ def _without_shebang(command: Sequence[str]) -> list[str]:
 
 
 def main(listener: socket.socket, framework: str) -> None:
-    """Fork each program that is asked for, and tell its end, until standard input ends."""
+    """Fork each requested program and report its end, until standard input ends."""
     preload(framework)
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ, "asked")
@@ -214,7 +219,7 @@ def main(listener: socket.socket, framework: str) -> None:
 
 
 def _forked(answers: socket.socket) -> int:
-    """Fork the program that a connection asks for; return its process id."""
+    """Receive a request and fork its program; return the process id."""
     request, descriptors, _, _ = socket.recv_fds(answers, LARGEST_REQUEST, MOST_DESCRIPTORS)
     pid = os.fork()
     if pid == 0:
@@ -225,7 +230,7 @@ def _forked(answers: socket.socket) -> int:
 
 
 def _tell(answers: socket.socket, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the test has given up
+    with contextlib.suppress(BrokenPipeError):  # the test has closed the connection
         answers.send(str(number).encode())
 
 

@@ -1,4 +1,4 @@
-"""The process of one rank in a test: `rank_process.py FD` reads its task from FD and writes its outcome there."""
+"""Process of one rank in a test: `rank_process.py FD` reads its task from FD and writes its outcome there."""
 
 import ctypes
 import faulthandler
@@ -23,7 +23,7 @@ LARGEST_TASK = 1 << 30
 
 
 def live(task: bytes) -> bytes:
-    """Run the body as this process' rank; return its pickled outcome: value, error, trace, when it failed."""
+    """Run the body as a rank; return its pickled outcome: value, error, trace, and time of the failure."""
     failed_at = math.inf
     try:
         path, config, pickled = cloudpickle.loads(task)
@@ -34,7 +34,7 @@ def live(task: bytes) -> bytes:
             try:
                 return bytes(cloudpickle.dumps((body(context, *args), None, "", math.inf)))
             except BaseException:
-                # Now, not below: leaving the context makes the other ranks fail too.
+                # Noted before the context ends, because that makes the other ranks fail too.
                 failed_at = time.monotonic()
                 raise
     except BaseException as error:
@@ -47,7 +47,7 @@ def live(task: bytes) -> bytes:
 
 
 def main() -> None:
-    """Be the rank that the environment names."""
+    """Run as the rank that the environment names."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     faulthandler.enable()

@@ -1,4 +1,4 @@
-"""Run a test's body as many ranks: threads of this process, or processes."""
+"""Runner of a test's body on several ranks, as threads of this process or as processes."""
 
 import contextlib
 import ctypes
@@ -21,7 +21,7 @@ __all__ = ["run_ranks"]
 
 T = TypeVar("T")
 
-GRACE = 10.0  # seconds for the others to end by themselves after the first failure, and again after we end them
+GRACE = 10.0  # seconds for the other ranks to end by themselves after the first failure, and again after they are ended
 
 
 def run_ranks(
@@ -37,11 +37,11 @@ def run_ranks(
 ) -> list[T]:
     """Run `body(context, *args)` on each of `size` ranks and return the results in rank order.
 
-    Blocks until all ranks are done, at most `timeout` seconds. The first failure ends the other ranks. Raises
-    `RanksFailed` with one titled trace per failed rank; a rank that hangs shows where each of its threads stands.
-    Nothing that was started here survives the call. A rank in `dies` (processes only) must end its own process;
-    its result is the `Death` it died. With `hosts` (threads only) rank r believes to be on host r % hosts.
-    With a `framework` (processes only) its modules are imported already when a rank's process starts."""
+    Blocks until all ranks are done, `timeout` seconds at most. The first failure ends the other ranks. Raises
+    `RanksFailed` with a titled trace of each failed rank; a rank that hangs shows the stacks of its threads. Nothing
+    that this function starts survives the call. A rank in `dies` (processes only) must end its own process; its result
+    is a `Death`. With `hosts` (threads only) rank r counts as one of host r % hosts. With a `framework` (processes
+    only), the ranks' processes start with its modules imported."""
     if how == "processes":
         assert hosts == 1, "processes take their host from the machine"
         outcomes = run_processes(
@@ -101,7 +101,7 @@ class _Threads:
                 try:
                     outcome = Outcome(rank=rank, value=self.body(context, *self.args))
                 except BaseException:
-                    # Now, not below: leaving the context makes the other ranks fail too.
+                    # Noted before the context ends, because that makes the other ranks fail too.
                     failed_at = time.monotonic()
                     raise
         except BaseException as error:
@@ -118,7 +118,7 @@ class _Threads:
             return all(each.rank != rank for each in self.outcomes)
 
     def _wait(self, deadline: float) -> None:
-        """Wait for all ranks; once one has failed the others get no more than a moment."""
+        """Wait for all ranks until `deadline`; after a failure the others get `GRACE` seconds at most."""
         with self.changed:
             while len(self.outcomes) < self.size and (left := deadline - time.monotonic()) > 0:
                 if any(each.failed for each in self.outcomes):
@@ -129,19 +129,19 @@ class _Threads:
                 self.changed.wait(left)
 
     def _end(self, threads: list[threading.Thread]) -> None:
-        """End what still runs: by shutting its context down, and by an exception where it runs Python."""
+        """End running ranks: shut down their contexts, and raise an exception in their Python code."""
         for rank, thread in enumerate(threads):
             if not thread.is_alive():
                 continue
             self.rendezvous[rank].close()
             if rank in self.contexts:
-                # A thread of its own: shutting down a rank that hangs may hang too.
+                # In another thread, because the shutdown of a rank that hangs may hang too.
                 threading.Thread(target=self.contexts[rank].shutdown, name=f"end of rank {rank}", daemon=True).start()
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Ended))
         deadline = time.monotonic() + GRACE
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        # pytest keeps this frame of a failed test, and with it everything that is reachable from here.
+        # pytest keeps the frames of a failed test, and with this frame all objects that it refers to.
         self.contexts.clear()
         self.rendezvous.clear()
 

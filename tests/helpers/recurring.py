@@ -9,5 +9,5 @@ __all__ = ["recurring"]
 
 
 def recurring(kind: int, op: int = Sum, root: int = 0, splits: Sequence[int] | None = None) -> Request:
-    """Return a request that the engine may give a number, as for an operation with a name."""
+    """Return a request that the engine may cache under a number, as for a named operation."""
     return Request(kind, "recurring", Reduction(op), root, splits)

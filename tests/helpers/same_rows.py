@@ -1,4 +1,4 @@
-"""Fits of the three estimators to the same rows; run as a program, it makes those of one estimator without Spark."""
+"""Fits of the three estimators to the same rows. As a program it fits one estimator without Spark."""
 
 import pickle
 import sys
@@ -20,7 +20,7 @@ SETTINGS: Mapping[str, Any] = {
 
 
 def rows() -> pd.DataFrame:
-    """Return 41 rows, some of them equal."""
+    """Return 41 rows, with some duplicates."""
     numbers = np.random.default_rng(3).normal(size=(41, 3)).astype(np.float32)
     numbers[30:] = numbers[5]
     return pd.DataFrame({"x": [[float(each) for each in row] for row in numbers], "y": np.abs(numbers).sum(1).tolist()})
@@ -53,7 +53,7 @@ def _lightning() -> Any:
 
     from farandole.spark.lightning import LightningEstimator
 
-    # Made in a function, so that it is pickled by value: ranks cannot import this file.
+    # A class in a function is pickled by value; ranks cannot import this file.
     class Net(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -97,7 +97,7 @@ def result_of(fitted: Any) -> tuple[list[Any], list[dict[str, float]]]:
 
 
 def fits_without_spark(name: str, files: str) -> dict[str, Any]:
-    """Fit an estimator to the rows in each of its forms; `files` is a folder with some as Parquet."""
+    """Fit an estimator to each form of the rows; `files` is a folder with one form, Parquet files."""
     frame = rows()
     given = {"pandas": frame, "arrow": pa.table({name: pa.array(frame[name]) for name in frame}), "files": files}
     return {form: result_of(make(name).fit(given[form])) for form in FORMS[name]}

@@ -1,4 +1,4 @@
-"""A Slurm of two nodes on this machine: its daemons, keys and ports are its own, and go with the block."""
+"""Slurm with two nodes on this machine, with daemons, keys and ports of its own."""
 
 import contextlib
 import getpass
@@ -14,7 +14,7 @@ from pathlib import Path
 __all__ = ["NODES", "problem_of_slurm", "slurm"]
 
 NODES = ("nodea", "nodeb")
-SECONDS = 60.0  # for the nodes to be idle
+SECONDS = 60.0  # until the nodes must be idle
 _PATH = f"/usr/sbin:/sbin:{os.environ['PATH']}"
 _CONFIG = """
 ClusterName=farandole
@@ -45,7 +45,7 @@ PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP OverSubscr
 
 
 def problem_of_slurm() -> str:
-    """Return why there can be no Slurm here; empty when there can."""
+    """Return why this machine cannot run Slurm, or "" if it can."""
     missing = [each for each in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(each, path=_PATH) is None]
     if missing or os.geteuid() != 0:
         return f"needs root and {', '.join(missing) or 'nothing else'} (packages slurm-wlm, munge)"
@@ -54,7 +54,7 @@ def problem_of_slurm() -> str:
 
 @contextlib.contextmanager
 def slurm(folder: Path) -> Iterator[Mapping[str, str]]:
-    """Start the daemons; gives the environment for Slurm's commands."""
+    """Start the daemons; yield the environment for Slurm's commands. The block's end stops the daemons."""
     with contextlib.ExitStack() as taken:
         sockets = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(1 + len(NODES))]
         ports = [each.getsockname()[1] for each in sockets]

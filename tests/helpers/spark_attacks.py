@@ -23,7 +23,7 @@ ROWS = bytes(range(256)) * 4096  # a megabyte
 
 
 def lines_arrive(strangers: int) -> float:
-    """Return the seconds in which a line of each of two ranks reaches the driver."""
+    """Return the seconds until a line of each of two ranks has reached the driver."""
     secret, shown = new_secret(), []
     with (
         DriverLog(secret, 2, host="127.0.0.1", show=lambda _, text: shown.append(text)) as log,
@@ -44,9 +44,9 @@ def lines_arrive(strangers: int) -> float:
 
 
 def rows_are_kept(strangers: int) -> float:
-    """Return the seconds in which a keeper takes rows from a task and gives them to tasks of its host and of another.
+    """Return the seconds to store a task's rows in a keeper and copy them to tasks of its host and of another host.
 
-    The strangers are at both of its sockets."""
+    The strangers connect to both sockets of the keeper."""
     secret = new_secret()
     with DriverLog(secret, 1, host="127.0.0.1") as log, ExitStack() as stack:
         plan = KeeperPlan(secret=secret, driver=log.address("127.0.0.1"))
@@ -66,19 +66,19 @@ def rows_are_kept(strangers: int) -> float:
                 out.seek(0)
                 assert out.read() == ROWS
         took = time.monotonic() - began
-        stack.close()  # before the keeper, which ends with the job
+        stack.close()  # before the keeper, which ends with the driver log
         log.drain(LIMIT)
     return took
 
 
 def keepers(plan: KeeperPlan) -> list[int]:
-    """Return the process that is this job's keeper: other jobs may have theirs on this machine."""
+    """Return the process ids of this job's keeper; other jobs on this machine may have keepers of their own."""
     name = local_name(plan.secret).replace("\0", "@")
     sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-    (inode,) = {words[6] for words in sockets if words[-1] == name and words[3] == "00010000"}  # it listens
+    (inode,) = {words[6] for words in sockets if words[-1] == name and words[3] == "00010000"}  # a listening socket
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has ended
             if any(os.readlink(fd) == f"socket:[{inode}]" for fd in (process / "fd").iterdir()):
                 found.append(int(process.name))
     assert found
@@ -86,7 +86,7 @@ def keepers(plan: KeeperPlan) -> list[int]:
 
 
 def death_of_keeper() -> float:
-    """Return the seconds until the driver knows that a keeper was killed."""
+    """Return the seconds until the driver notices that a keeper was killed."""
     secret, noticed = new_secret(), threading.Event()
     with DriverLog(secret, 1, host="127.0.0.1") as log:
         log.on_lost_keeper = noticed.set

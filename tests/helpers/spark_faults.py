@@ -1,4 +1,4 @@
-"""Faults in a Spark job: ranks and executors that are killed, attempts, and Ctrl-C on the driver."""
+"""Faults in a Spark job: killed ranks and executors, attempts, and Ctrl-C on the driver."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ _HANGS = 120.0  # seconds
 
 
 def fit_with_faults(spark: SparkSession, tmp_path: Path) -> None:
-    """Fit once without and once with faults; the weights must be equal bit for bit, and Spark show three attempts."""
+    """Fit without and with faults; check that weights are equal bit for bit, and that Spark shows three attempts."""
     import torch
 
     from farandole.spark.store import Store
@@ -74,7 +74,7 @@ def fit_with_faults(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def interrupt_job(spark: SparkSession, mark: str) -> None:
-    """Press Ctrl-C while a job's ranks wait; the call and the ranks, which `mark` names, must end at once."""
+    """Press Ctrl-C while a job's ranks wait; check that the call and the ranks, found by `mark`, end at once."""
 
     def main() -> None:
         send("started", {})
@@ -97,7 +97,7 @@ def interrupt_job(spark: SparkSession, mark: str) -> None:
 def restart_after_a_kill(
     spark: SparkSession, folder: Path, mark: str, *, killed: int = 1, num_proc: int = 2, ranks_per_task: int = 1
 ) -> None:
-    """Kill a rank, which `mark` names as all others; all of them must start again and end."""
+    """Kill rank `killed`; check that all ranks, found by `mark`, start again and end."""
 
     def main() -> str:
         rank = os.environ["FARANDOLE_RANK"]
@@ -124,7 +124,7 @@ def restart_after_a_kill(
 
 
 def dying_in_an_allreduce(guilty: int, *, error: Exception | None = None) -> Callable[[], None]:
-    """Return the function of ranks that reduce until `guilty` kills itself, or raises `error` if there is one."""
+    """Return a function for ranks that reduce until rank `guilty` kills itself, or raises `error` if given."""
 
     def main() -> None:
         import numpy as np

@@ -31,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def connect_server(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
-    """Run a Spark Connect server that keeps its files in `folder`; gives its URL."""
+    """Run a Spark Connect server with its files in `folder`; yield its URL."""
     given = {
         "spark.master": "local[2]",
         "spark.driver.host": LOCALHOST,
@@ -53,7 +53,7 @@ def connect_server(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
 
 @contextmanager
 def standalone_cluster(folder: Path, *, cores: int) -> Iterator[str]:
-    """Run a standalone master, and a worker with so many cores, which keep their files in `folder`; gives its URL."""
+    """Run a standalone master and a worker with `cores` cores, with their files in `folder`; yield the URL."""
     with ExitStack() as stack:
         master = ["org.apache.spark.deploy.master.Master", "--host", LOCALHOST, "--port", "0", "--webui-port", "0"]
         url = stack.enter_context(_server("master", ["bin/spark-class", *master], folder, _MASTER))
@@ -72,7 +72,7 @@ def _spark() -> Path:
 
 @contextmanager
 def _server(name: str, command: Sequence[str], folder: Path, announced: re.Pattern[str]) -> Iterator[str]:
-    """Run a server until the block ends; gives the first group of `announced` in its log."""
+    """Run a server until the block ends; yield the first group of `announced` in its log."""
     env = {
         **os.environ,
         **warm_spark("torch"),
@@ -97,7 +97,7 @@ def _server(name: str, command: Sequence[str], folder: Path, announced: re.Patte
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(30)
-        with suppress(ProcessLookupError):  # as it should be: nothing is left
+        with suppress(ProcessLookupError):  # expected: no process is left
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
 

@@ -1,4 +1,4 @@
-"""Spark sessions for tests, and reports of Spark and of the machine about the jobs in them."""
+"""Spark sessions for tests, and Spark's reports about their jobs."""
 
 import json
 import sys
@@ -19,14 +19,14 @@ __all__ = ["end_local_session", "last_job", "local_session", "session", "tasks_o
 
 LOCALHOST = "127.0.0.1"
 
-_local: ExitStack | None = None  # the session that `local_session` has started in this process
+_local: ExitStack | None = None  # the session of `local_session` in this process
 
 
 @contextmanager
 def local_session() -> Iterator[SparkSession]:
-    """Yield a session on local[2], which all modules of this process share: starting one takes ten seconds.
+    """Yield a session on local[2], which all modules of this process share, because starting one takes ten seconds.
 
-    It keeps all its files, and an event log, below its "spark.local.dir".
+    All its files, and an event log, are below its "spark.local.dir".
     """
     global _local
     if _local is None:
@@ -40,7 +40,7 @@ def local_session() -> Iterator[SparkSession]:
                 "spark.eventLog.dir": events.as_uri(),
                 "spark.eventLog.compress": "false",
                 "spark.sql.session.timeZone": "UTC",
-                "spark.stage.maxConsecutiveAttempts": "2",  # for the tests that lose a keeper twice
+                "spark.stage.maxConsecutiveAttempts": "2",  # some tests lose a keeper twice
             }
             stack.callback(_stop, _start("local[2]", settings))
             _local = stack.pop_all()
@@ -49,7 +49,7 @@ def local_session() -> Iterator[SparkSession]:
 
 
 def end_local_session() -> None:
-    """End the session that modules share, if there is one."""
+    """End the session that modules share, if any."""
     global _local
     if _local is not None:
         _local.close()
@@ -58,7 +58,7 @@ def end_local_session() -> None:
 
 @contextmanager
 def session(master: str, **settings: str) -> Iterator[SparkSession]:
-    """Start a session of one module on `master` and stop it; only one can live in a process."""
+    """Yield a new session on `master`, and stop it afterwards. A process can have one session at a time."""
     end_local_session()
     with _environment():
         spark = _start(master, settings)
@@ -89,7 +89,7 @@ def _start(master: str, settings: Mapping[str, str]) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "OFF",
         "spark.sql.shuffle.partitions": "2",
-        # Until the Python worker of a killed task is gone, the task's thread spins.
+        # The thread of a killed task spins until its Python worker is gone.
         "spark.python.task.killTimeout": "200ms",
         **settings,
     }.items():
@@ -104,7 +104,7 @@ def _stop(spark: SparkSession) -> None:
 
 
 def end_java() -> None:
-    """End Spark's Java process: the next session would inherit the settings that it was started with."""
+    """End Spark's Java process, from which the next session would inherit settings."""
     gateway = SparkContext._gateway
     assert gateway is not None
     gateway.shutdown()
@@ -115,7 +115,7 @@ def end_java() -> None:
 
 
 def rest(spark: SparkSession, path: str) -> list[dict[str, object]]:
-    """Ask Spark's REST interface about this application; its first answer takes long on a busy machine."""
+    """Return an answer of Spark's REST API about this application. The first answer may take long on a busy machine."""
     url = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}/{path}"
     with urllib.request.urlopen(url, timeout=100) as answer:
         found: list[dict[str, object]] = json.load(answer)
@@ -123,7 +123,7 @@ def rest(spark: SparkSession, path: str) -> list[dict[str, object]]:
 
 
 def last_job(spark: SparkSession) -> dict[str, object]:
-    """The job that was submitted last, once Spark's bookkeeping says that it has ended."""
+    """Return the job that was submitted last, after Spark's status store reports its end (60 s at most)."""
     deadline = time.monotonic() + 60
     while True:
         job = max(rest(spark, "jobs"), key=lambda each: int(str(each["jobId"])))
@@ -133,7 +133,7 @@ def last_job(spark: SparkSession) -> dict[str, object]:
 
 
 def tasks_of(spark: SparkSession, job: dict[str, object], *, count: int) -> dict[int, dict[str, object]]:
-    """The tasks of the job's last stage by their index, once `count` of them have ended."""
+    """Return the tasks of the job's last stage by index, after `count` of them have ended (60 s at most)."""
     stages = job["stageIds"]
     assert isinstance(stages, list)
     deadline = time.monotonic() + 60

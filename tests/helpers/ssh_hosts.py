@@ -1,4 +1,4 @@
-"""Hosts on this machine that a real sshd serves: network namespaces, further ones with another file system."""
+"""Simulated hosts with a real sshd: network namespaces, some of them with another file system."""
 
 import shutil
 import subprocess
@@ -35,7 +35,7 @@ PACKAGES = Path(sysconfig.get_path("purelib"))
 
 
 def problem() -> str:
-    """Return why there can be no such hosts here; empty when there can."""
+    """Return why this machine cannot have such hosts, or "" if it can."""
     if SSHD is None or shutil.which("ssh") is None:
         return "no sshd (package openssh-server)"
     return problem_of_namespaces()
@@ -43,9 +43,10 @@ def problem() -> str:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Two hosts with a server each, this machine's way to them, and a third one without a server.
+    """Two hosts with an sshd each, the configuration of ssh for them, and a third host without sshd.
 
-    Further servers of the first host see another file system: no Python, no farandole, another version of it."""
+    More servers on the first host have another file system: without Python, without farandole, or with another version
+    of it."""
 
     names: tuple[str, str]  # addresses
     spaces: tuple[str, str, str]  # network namespaces
@@ -70,7 +71,7 @@ def key(path: Path) -> Path:
 
 
 def other_file_systems(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Return, by alias, the path that is another one there, and that other path."""
+    """Return, by alias of a host, the path that its file system replaces, and the path that is there instead."""
     (folder / "empty").mkdir()
     (folder / "file").touch()
     source = Path(farandole.__file__).parent
@@ -104,14 +105,14 @@ def write_client_config(folder: Path, addresses: list[str], aliases: Iterable[st
 def serve(
     folder: Path, space: str, port: int = PORT, hidden: tuple[Path, Path] | None = None, *, more: str = ""
 ) -> "subprocess.Popen[bytes]":
-    """Start a server in the namespace `space`; `more` are further lines of its configuration."""
+    """Start an sshd in the namespace `space`; `hidden` replaces a path, `more` are lines of its configuration."""
     config = folder / f"sshd_config.{port}"
     config.write_text(
         f"Port {port}\nHostKey {folder / 'server'}\nAuthorizedKeysFile {folder / 'mine.pub'}\nPidFile none\n"
         "StrictModes no\nUsePAM no\nClientAliveInterval 1\nClientAliveCountMax 3\n"
         f"{more}"
     )
-    words = f"exec {SSHD} -D -e -f {config}"  # so that the process that is started is the server
+    words = f"exec {SSHD} -D -e -f {config}"  # exec: the started process becomes the server
     if hidden is not None:
         there, other = hidden
         words = f"mount --make-rprivate / && mount --bind {other} {there} && {words}"
@@ -121,7 +122,7 @@ def serve(
 
 @contextmanager
 def serving_hosts(folder: Path) -> Iterator[Hosts]:
-    """Start the hosts' servers, with keys and configurations in `folder`; they go with the block."""
+    """Start the hosts' servers, with keys and configurations in `folder`; the block's end stops them."""
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("mine", "stranger", "server"):
         key(folder / name)
@@ -162,4 +163,4 @@ def command_lines() -> Iterator[bytes]:
         try:
             yield (entry / "cmdline").read_bytes()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has ended

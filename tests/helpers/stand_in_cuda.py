@@ -1,4 +1,4 @@
-"""The stand-in for the CUDA driver, loaded into this process so that the engine finds it by the driver's name."""
+"""Loader of the stand-in for the CUDA driver, which the engine finds by the driver's name."""
 
 import ctypes
 import hashlib
@@ -20,9 +20,9 @@ SLOWEST = 200  # microseconds; the longest delay of work in a stream
 
 @cache
 def load() -> ctypes.CDLL:
-    """Return the library, built by the first test that needs it. It stays loaded, and acts as two devices.
+    """Load the library, with two devices, and return it; build it if no test has done so. It stays loaded.
 
-    Skips the test in a process that has NVIDIA's driver, which the engine would find by the same name."""
+    Skips the test in a process with NVIDIA's driver, which the engine would find by the same name."""
     _require_no_driver()
     library = ctypes.CDLL(str(built("stand_in_cuda", "libcuda.so.1")))
     for name in ("stand_in_stream", "stand_in_default_stream", "stand_in_close"):
@@ -50,7 +50,7 @@ def _require_no_driver() -> None:
 
 
 def built(source: str, name: str) -> Path:
-    """Return the library made of the files tests/native/`source`* under the `name` of NVIDIA's."""
+    """Return the path of the library made from tests/native/`source`*, with the `name` of NVIDIA's library."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("a C++ compiler, c++, builds the stand-ins for NVIDIA's libraries")

@@ -1,10 +1,11 @@
-"""Crowds of strangers at sockets of this machine: processes that connect and never prove anything.
+"""Crowds of strangers at sockets of this machine: connections that never authenticate.
 
     strangers.py STRANGERS SECONDS USER ADDRESS...      "host:port" of this machine, or an abstract name as hexadecimal
 
-A third of the strangers is idle, a third sends a correct first message and nothing more, and a third hangs up at once
-and comes again. A connection that the listener ends is replaced. The crowd says "ready" once all have come, goes when
-its standard input ends, and is bounded: STRANGERS at each address, SECONDS, and MOST_CONNECTIONS in all.
+A third of the strangers is idle, a third sends a correct first message and nothing more, and a third disconnects at
+once and connects again. A connection that the listener closes is replaced. The crowd prints "ready" when all have
+connected, and ends when its standard input ends. Its limits are STRANGERS at each address, SECONDS, and
+MOST_CONNECTIONS in all.
 """
 
 import contextlib
@@ -25,25 +26,25 @@ from farandole.handshake import MAGIC, NONCE_BYTES, split_address
 __all__ = ["Crowd", "crowd"]
 
 MOST_STRANGERS, MOST_SECONDS, MOST_CONNECTIONS = 2000, 60.0, 200_000
-TURN = 0.005  # seconds between two rounds of a crowd
-FLOODED_AT_ONCE = 8  # connections of a turn that end at once
-NOBODY = 65534  # a user that owns nothing
+TURN = 0.005  # seconds of a turn of the crowd
+FLOODED_AT_ONCE = 8  # connections of a turn that are closed at once
+NOBODY = 65534  # id of a user without files
 KINDS = ("idle", "half", "flood")
 
 
 @dataclass
 class Crowd:
-    """A crowd at some addresses, as its parent sees it."""
+    """A crowd at some addresses, on its parent's side."""
 
-    connections: int = 0  # that it has made, known when it has gone
+    connections: int = 0  # connections that it made, known after its end
     pid: int = 0
-    refused: int = 0  # that it could not make
+    refused: int = 0  # connections that it could not make
     addresses: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
 def crowd(addresses: Sequence[str], strangers: int, *, seconds: float = 30.0, user: int = 0) -> Iterator[Crowd]:
-    """Have `strangers` at each of `addresses` while the block runs; they have all come when it begins."""
+    """Have `strangers` connected to each of `addresses` during the block, as `user`, for `seconds` at most."""
     command = [sys.executable, str(Path(__file__)), str(strangers), str(seconds), str(user), *addresses]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -53,13 +54,13 @@ def crowd(addresses: Sequence[str], strangers: int, *, seconds: float = 30.0, us
             yield found
         finally:
             process.stdin.close()
-            told = process.stdout.read()
-            if told:
-                found.connections, found.refused = json.loads(told)
+            counts = process.stdout.read()
+            if counts:
+                found.connections, found.refused = json.loads(counts)
 
 
 class _Strangers:
-    """The crowd itself, one thread without a blocking call."""
+    """The crowd: connections of one thread that never blocks."""
 
     def __init__(self, addresses: Sequence[str], strangers: int) -> None:
         self.selector = selectors.DefaultSelector()
@@ -69,8 +70,8 @@ class _Strangers:
         self.wanted = [(target, kind) for target in self.targets for kind in KINDS[:2]] * (strangers // 3)
 
     def turn(self) -> None:
-        """Replace strangers that were sent away, and let some come and go."""
-        # No more than the listener's queue takes without a moment to empty it.
+        """Replace closed connections, and make some that are closed at once."""
+        # At most as many as the listener's queue holds.
         wanted, self.wanted = self.wanted[:200], self.wanted[200:]
         for target, kind in wanted:
             self.come(target, kind)
@@ -90,7 +91,7 @@ class _Strangers:
         try:
             sock.connect(address)  # type: ignore[arg-type]
         except BlockingIOError:
-            if family == socket.AF_UNIX:  # its queue is full
+            if family == socket.AF_UNIX:  # the listener's queue is full
                 self.refused += 1
                 sock.close()
                 if kind != "flood":
@@ -106,14 +107,14 @@ class _Strangers:
         self.selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, (target, kind))
 
     def look_after(self, sock: socket.socket, who: tuple[tuple[int, object], str], events: int) -> None:
-        """Speak as far as the kind of stranger does, and note that it was sent away."""
+        """Send what this kind of stranger sends, and replace a connection that the listener has closed."""
         try:
             if events & selectors.EVENT_WRITE:
                 if who[1] == "half":
                     sock.send(MAGIC + os.urandom(NONCE_BYTES) + b"\0")
                 self.selector.modify(sock, selectors.EVENT_READ, who)
             elif sock.recv(4096):
-                return  # the listener's half of the handshake
+                return  # the listener's message of the handshake
             else:
                 raise ConnectionResetError
         except OSError:
@@ -131,13 +132,13 @@ def _target(address: str) -> tuple[int, object]:
 
 
 def _require_own(host: str) -> None:
-    """Refuse to attack another machine: raises `OSError` unless `host` is an address of this one."""
+    """Raise `OSError` unless `host` is an address of this machine; other machines must not be attacked."""
     with socket.socket(socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET) as probe:
         probe.bind((host, 0))
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be a crowd, see the module."""
+    """Run a crowd; see the module."""
     strangers, seconds, user = min(int(arguments[0]), MOST_STRANGERS), float(arguments[1]), int(arguments[2])
     present = _Strangers(arguments[3:], strangers)
     if user:
@@ -145,11 +146,11 @@ def main(arguments: Sequence[str]) -> None:
     end = time.monotonic() + min(seconds, MOST_SECONDS)
     with selectors.DefaultSelector() as commands:
         commands.register(sys.stdin, selectors.EVENT_READ)
-        told, first = False, len(present.wanted)
+        is_ready, first = False, len(present.wanted)
         while time.monotonic() < end and not commands.select(0):
             present.turn()
-            if not told and present.made >= first:
-                told = True
+            if not is_ready and present.made >= first:
+                is_ready = True
                 print("ready", flush=True)
         commands.select(MOST_SECONDS)
     print(json.dumps([present.made, present.refused]), flush=True)

@@ -1,4 +1,4 @@
-"""Tables in small, and their rows as a loader gives them."""
+"""Small tables, and counts of their rows."""
 
 from collections import Counter
 from datetime import date, datetime
@@ -13,7 +13,7 @@ __all__ = ["as_counter", "rows_of", "some_rows", "start_deltalake", "start_pyice
 
 
 def start_deltalake() -> None:
-    """Start deltalake's threads, which keep descriptors until the process ends, before tests count these."""
+    """Start deltalake's threads before tests count descriptors, because they keep theirs until the process ends."""
     from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
     with TemporaryDirectory() as folder:
@@ -24,7 +24,7 @@ def start_deltalake() -> None:
 
 
 def start_pyiceberg() -> None:
-    """Start all threads of pyiceberg's pool, which are kept until the process ends, before tests count them."""
+    """Start all threads of pyiceberg's pool before tests count threads, because they run until the process ends."""
     import threading
 
     from pyiceberg.utils.concurrent import ExecutorFactory
@@ -37,7 +37,7 @@ def start_pyiceberg() -> None:
 
 
 def some_rows(first: int, count: int = 10) -> pa.Table:
-    """Return rows of many types with the ids from `first` on; some texts are null, some numbers NaN."""
+    """Return `count` rows of many types with ids from `first` on; some texts are null, some numbers NaN."""
     numbers = range(first, first + count)
     return pa.table(
         {
@@ -52,7 +52,7 @@ def some_rows(first: int, count: int = 10) -> pa.Table:
 
 
 def rows_of(source: Source, columns: list[str], **options: Any) -> Counter[tuple[Any, ...]]:
-    """Count the rows of all row groups; each group has as many as it tells."""
+    """Read all row groups, check their numbers of rows, and return the rows with their counts."""
     rows: Counter[tuple[Any, ...]] = Counter()
     for group in source.row_groups:
         table = source.read(group, columns)
@@ -63,5 +63,5 @@ def rows_of(source: Source, columns: list[str], **options: Any) -> Counter[tuple
 
 
 def as_counter(table: Any) -> Counter[tuple[Any, ...]]:
-    """Count the rows of an Arrow table."""
+    """Return the rows of an Arrow table with their counts."""
     return Counter(tuple(map(repr, row.values())) for row in table.to_pylist())

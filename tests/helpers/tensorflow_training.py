@@ -15,7 +15,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class Model:
-    """An embedding, whose gradient is sparse, and a layer; made by `variable`, such as tf.Variable."""
+    """An embedding, whose gradient is sparse, and a layer; `variable` makes the variables, as tf.Variable does."""
 
     def __init__(self, variable: Callable[..., Any] = tf.Variable, seed: int = 3) -> None:
         random = np.random.default_rng(seed)
@@ -29,14 +29,14 @@ class Model:
 
 
 def rows(step: int, rank: int = 0, size: int = 1) -> tuple[Array, Array]:
-    """The rank's part of a step's rows: two identifiers each, often the same ones, and what is to be learnt."""
+    """Return the rank's part of a step's rows: two identifiers each, with many duplicates, and targets."""
     random = np.random.default_rng(step)
     ids, targets = random.integers(0, 6, (ROWS, 2)), random.normal(size=(ROWS, 2))
     return np.split(ids, size)[rank], np.split(targets, size)[rank]
 
 
 def as_arrays(values: Any) -> list[Array]:
-    """Gradients, variables or what a session has returned, sparse ones made dense, as arrays of float64."""
+    """Return gradients, variables or a session's results as dense arrays of float64."""
     return [
         np.asarray(value if isinstance(value, np.ndarray) else tf.convert_to_tensor(value), np.float64)
         for value in values

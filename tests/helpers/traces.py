@@ -1,4 +1,4 @@
-"""Timelines as ranks write them, made up."""
+"""Synthetic timelines, in the form that ranks write."""
 
 import json
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ class Op(NamedTuple):
     end: float
     bytes: int = 4000
     kind: str = "allreduce"
-    set: str = ""  # the process set, as the track shows it
+    set: str = ""  # prefix of the track's name for a process set
     queued: float = 0.0
-    algorithm: str = ""  # as older files have it
+    algorithm: str = ""  # only in older files
 
 
 def spell_trace(rank: int, ops: Sequence[Op], **about: Any) -> str:
-    """Spell what `rank` writes: an array with a line for each event."""
+    """Return the timeline of `rank` as text: a JSON array with a line for each event."""
     events: list[dict[str, Any]] = [
         {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}", **about}}
     ]
@@ -46,6 +46,6 @@ def spell_trace(rank: int, ops: Sequence[Op], **about: Any) -> str:
 
 
 def write_trace(path: Path, rank: int, ops: Sequence[Op], **about: Any) -> Path:
-    """Write what `rank` does to `path`."""
+    """Write the timeline of `rank` to `path`; return the path."""
     path.write_text(spell_trace(rank, ops, **about))
     return path

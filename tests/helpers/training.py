@@ -9,7 +9,7 @@ ROWS = 12  # divisible by all sizes
 
 def build() -> torch.nn.Module:
     net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2)).double()
-    # The ranks are threads and share torch's random state, so the values come from a generator of our own.
+    # Ranks are threads that share torch's random state, so the values come from a separate generator.
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -35,5 +35,5 @@ def loss_of(net: torch.nn.Module, step: int, rank: int = 0, size: int = 1) -> to
 
 
 def values(net: torch.nn.Module) -> torch.Tensor:
-    """All parameters of `net`, one after the other."""
+    """Return all parameters of `net` in one tensor."""
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])

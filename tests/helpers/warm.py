@@ -1,12 +1,12 @@
-"""Python programs that begin with a framework imported: forked from a process that has it, in place of an exec.
+"""Python programs that start with a framework imported: forked from a process that has it, instead of an exec.
 
-Importing torch, its optimizers and scikit-learn costs each process 6 seconds of a core, and TensorFlow 7; a test of
-two ranks pays that twice. The programs here are true children of their parents, with the same sessions, descriptors,
-signals and environment as after an exec; only the modules of the framework are there already. What the programs
-start runs the same way: the launcher's guards, the ranks, the processes of a Spark task.
+Importing torch, its optimizers and scikit-learn takes 6 seconds of a core in each process, and TensorFlow 7; a test of
+two ranks pays that twice. A forked program is a real child of its parent, with the same session, descriptors, signals
+and environment as after an exec, but the modules of the framework are already imported. Its own children start in the
+same way: the launcher's guards, the ranks, the processes of a Spark task.
 
-A process that may not be forked, because it has threads that Python does not know, starts its children by exec. So
-does each command that is not a plain Python program."""
+A process that cannot be forked safely, because it has threads unknown to Python, starts its children with exec. So does
+each command that is not a plain Python program."""
 
 import _frozen_importlib
 import atexit
@@ -33,36 +33,37 @@ __all__ = ["FRAMEWORKS", "become", "preload"]
 
 SPARK = ("pandas", "pyarrow.parquet", "pyspark.worker", "pyspark.sql", "pyspark.ml")
 TORCH = ("numpy", "sklearn.datasets", "torch", "torch._dynamo", "torch.utils.data", "lightning.pytorch", *SPARK)
-# By the framework's name: the modules that are imported before the programs. "any" is for tasks of Spark sessions that
-# tests of several frameworks share; where it is there, it stands for each of the others.
+# Modules to import before programs run, by framework. "any" is for tasks of Spark sessions that tests of several
+# frameworks share; a warm process of "any" also serves the other frameworks.
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
     "torch": TORCH,
     "tensorflow": ("numpy", "sklearn.datasets", "tensorflow", *SPARK),
     "any": (*TORCH, "tensorflow"),
 }
 KERAS_ON = "tensorflow"  # the backend of the Keras that TensorFlow imports
-ALONE = frozenset("uBEIsSP")  # options of Python that may stand before a program and change nothing that is tested
+ALONE = frozenset("uBEIsSP")  # options of Python before a program that do not affect tests
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
-STATEFUL = frozenset({"pyspark"})  # packages that know about their process, such as its task; it may have one only
+# Packages with state of their process, such as its task. Children of a forked program import them again.
+STATEFUL = frozenset({"pyspark"})
 
-_staying: frozenset[str] = frozenset()  # names of top-level packages that a program may have at its start
+_staying: frozenset[str] = frozenset()  # top-level packages that stay imported when a program starts
 _site: list[str] = []  # sys.path without PYTHONPATH and the program's folder
 _exec = os.execvp
 
 
 @dataclass(frozen=True)
 class Program:
-    """A Python program: `python -m name`, `python file` or `python -c text`, and its arguments."""
+    """A Python program, `python -m name`, `python file` or `python -c text`, with its arguments."""
 
     kind: str
     name: str
     arguments: list[str]
-    safe_path: bool = False  # python -P: the folder of the program, or the working directory, is not searched
+    safe_path: bool = False  # python -P: sys.path lacks the program's folder and the working directory
 
     @classmethod
     def of(cls, command: Sequence[str]) -> "Program | None":
-        """Return the program that a command runs with this Python; None for others."""
+        """Return the program that a command runs with this Python, or None for another command."""
         words = [os.fsdecode(word) for word in command]
         if not words or not _is_this_python(words[0]):
             return None
@@ -77,7 +78,7 @@ class Program:
         return None if words[at].startswith("-") else cls("", words[at], words[at + 1 :], safe_path)
 
     def run(self) -> None:
-        """Run it in this process, as __main__."""
+        """Run the program in this process, as __main__."""
         sys.argv = [self.name if self.kind == "" else self.kind, *self.arguments]
         if not self.safe_path:
             sys.path.insert(0, self._folder())
@@ -91,21 +92,21 @@ class Program:
             runpy.run_path(self.name, run_name="__main__")
 
     def _folder(self) -> str:
-        """Return where Python looks first for the modules that this program imports."""
+        """Return the first folder of sys.path for this program."""
         return {"-m": os.getcwd(), "-c": ""}.get(self.kind, os.path.dirname(os.path.abspath(self.name)))
 
     def words(self) -> list[str]:
-        """Return the command line that runs it."""
+        """Return the program's command line."""
         return [sys.executable, *["-P"] * self.safe_path, *filter(None, [self.kind]), self.name, *self.arguments]
 
 
 def preload(framework: str) -> None:
-    """Import the modules of `framework` here, and let children be forked."""
+    """Import the modules of `framework` in this process, and fork its Python children from now on."""
     global _staying, _site
     os.environ["KERAS_BACKEND"] = KERAS_ON
     _site = [each for each in sys.path if each not in _python_path() and each != os.path.dirname(__file__)]
     for name in FRAMEWORKS[framework]:
-        with contextlib.suppress(ImportError):  # a program that needs the module says so itself
+        with contextlib.suppress(ImportError):  # a program that needs the module will raise the error
             importlib.import_module(name)
     _staying = frozenset(name.partition(".")[0] for name in sys.modules) - {"farandole", "helpers", "__main__"}
     gc.collect()
@@ -114,7 +115,7 @@ def preload(framework: str) -> None:
 
 
 def become(program: Program, keep: Sequence[int] = ()) -> NoReturn:
-    """Turn this forked process into `program`; descriptors stay open as over an exec, or as `keep` says."""
+    """Turn this forked process into `program`. Close the descriptors that exec closes, and with `keep` all others."""
     code = 1
     try:
         _show(program)
@@ -128,9 +129,9 @@ def become(program: Program, keep: Sequence[int] = ()) -> NoReturn:
 
 
 def _room() -> list[tuple[int, int]]:
-    """Return the places in memory that the kernel shows as this process' command line and environment."""
+    """Return the addresses (start, end) of the command line and the environment that the kernel shows."""
     with open("/proc/self/stat", encoding="utf-8") as file:
-        fields = file.read().rpartition(")")[2].split()  # from the third one on
+        fields = file.read().rpartition(")")[2].split()  # fields from the third on
     numbers = [int(field) for field in fields[45:49]]  # arg_start, arg_end, env_start, env_end: see proc_pid_stat(5)
     return [(numbers[0], numbers[1]), (numbers[2], numbers[3])]
 
@@ -140,7 +141,7 @@ def _block(env: Mapping[str, str]) -> bytes:
 
 
 def _show(program: Program) -> None:
-    """Let /proc show the program's own command line and environment, by which tests find processes."""
+    """Make /proc show the program's own command line and environment, by which tests find processes."""
     line = b"".join(os.fsencode(word) + b"\0" for word in program.words())
     for (start, end), text in zip(_room(), (line, _block(os.environ)), strict=True):
         ctypes.memmove(start, text[: end - start].ljust(end - start, b"\0"), end - start)
@@ -161,7 +162,7 @@ def _outcome(program: Program) -> int:
     except BaseException as error:
         code = 1
         sys.excepthook(type(error), error, error.__traceback__)
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter's end does
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does at its end
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
@@ -179,23 +180,23 @@ def _code_of(end: SystemExit) -> int:
 
 
 def _close_descriptors(keep: Sequence[int]) -> None:
-    """Close what an exec closes, and with `keep` all that is not in it."""
+    """Close the descriptors that an exec closes; if `keep` is given, all that are not in it."""
     for entry in os.listdir("/proc/self/fd"):
         number = int(entry)
-        with contextlib.suppress(OSError):  # the descriptor of the listing
+        with contextlib.suppress(OSError):  # the listing's own descriptor
             if number > 2 and (number not in keep if keep else not os.get_inheritable(number)):
                 os.close(number)
 
 
 def _reset() -> None:
-    """Make the interpreter as new: modules, exit functions, signals, streams, path, random numbers."""
+    """Reset the interpreter: modules, exit functions, signals, streams, path, random numbers."""
     global _staying
     if os.environ.get("KERAS_BACKEND", KERAS_ON) != KERAS_ON:
         _staying -= {"keras"}
-    _frozen_importlib._module_locks.clear()  # type: ignore[attr-defined]  # also those of threads of the parent
+    _frozen_importlib._module_locks.clear()  # type: ignore[attr-defined]  # including locks of the parent's threads
     for name, module in list(sys.modules.items()):
         unfinished = getattr(getattr(module, "__spec__", None), "_initializing", False)
-        # An extension that is imported once more lacks the types that it has registered in this process.
+        # A second import of the extension would lack the types that the first one registered in this process.
         once = name == "farandole._native"
         stays = once or name.partition(".")[0] in _staying or name == "__main__" or module is _THIS
         if unfinished or not stays:
@@ -205,7 +206,7 @@ def _reset() -> None:
     atexit._clear()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
-        with contextlib.suppress(OSError, ValueError):  # SIGKILL, SIGSTOP and those of libc
+        with contextlib.suppress(OSError, ValueError):  # SIGKILL, SIGSTOP and signals of libc
             if signal.getsignal(number) not in (signal.SIG_IGN, signal.SIG_DFL):
                 signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
@@ -235,7 +236,7 @@ def _python_path() -> list[str]:
 
 
 def _fork_children() -> None:
-    """Let this process, and those forked from it, fork their Python children where that is safe."""
+    """Make this process, and those forked from it, fork their Python children where that is safe."""
     original = subprocess.Popen.__init__
 
     def start(self: "subprocess.Popen[bytes]", args: Any, *rest: Any, **options: Any) -> None:
@@ -268,9 +269,10 @@ def _execvp(file: str, args: Sequence[str]) -> NoReturn:
 
 
 def _may_fork(env: Mapping[str, str]) -> bool:
-    """Say whether a fork is as good as an exec.
+    """Return whether a fork can replace an exec.
 
-    It is with no foreign threads, no variable that Python reads at its start, and room to show the variables."""
+    It can without foreign threads and without variables that Python reads at its start, and if /proc has room for
+    the variables."""
     start, end = _room()[1]
     if len(os.listdir("/proc/self/task")) > threading.active_count() or len(_block(env)) > end - start:
         return False
@@ -283,7 +285,7 @@ def _is_this_python(word: str) -> bool:
     path = shutil.which(word)
     if path is None or not os.path.basename(path).startswith("python"):
         return False
-    folder = os.path.dirname(sys.executable)  # both may be links to an interpreter that other environments use too
+    folder = os.path.dirname(sys.executable)  # both may be links to an interpreter that other environments use as well
     return os.path.samefile(os.path.dirname(path), folder) and os.path.samefile(path, sys.executable)
 
 

@@ -1,4 +1,4 @@
-"""XLA's calls of a custom call on CUDA, made by hand: its interface of functions, and the frame of one call."""
+"""XLA's custom call on CUDA without XLA: its table of functions, and the frame of one call."""
 
 import ctypes
 import struct
@@ -17,7 +17,7 @@ EXECUTE, ARRAY, STRING = 3, 1, 4
 
 
 class CallFailed(Exception):
-    """The error that the call has returned: a code and a text."""
+    """The custom call returned an error: a code and a text."""
 
 
 class _Head(ctypes.Structure):
@@ -132,7 +132,7 @@ def call(
     grouped: bool = False,
     postscale: float = 1.0,
 ) -> None:
-    """Make the call in the stream in which this thread works; raises `CallFailed`."""
+    """Make the custom call in this thread's stream. Raises `CallFailed`."""
     library = ctypes.CDLL(str(plugin_path("jax")))
     library.farandole_jax_connect.argtypes = [ctypes.c_void_p]
     assert library.farandole_jax_connect(core_table()) == 0
