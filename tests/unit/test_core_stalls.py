@@ -1,11 +1,16 @@
 """What the log says of stalls, and after how long what waits is given up."""
 
+import gc
+import threading
+import weakref
 from datetime import timedelta
+from typing import cast
 
 import pytest
 
+from farandole._native import Engine
 from farandole.config import Config
-from farandole.core.monitoring.stalls import Stall, describe
+from farandole.core.monitoring.stalls import Stall, StallInspector, describe
 
 
 def test_names_who_waits_for_whom_and_the_longest_wait() -> None:
@@ -46,3 +51,27 @@ def test_the_shorter_of_two_limits_ends_a_wait(collective: int, shutdown: int, d
         stall_check_disable=disabled,
     )
     assert config.patience_seconds == seconds
+
+
+def test_the_engine_of_a_removed_set_is_not_kept() -> None:
+    checked = threading.Event()
+
+    class Stalled:
+        """An engine with an operation that has stalled."""
+
+        def stalls(self) -> list[tuple[str, float, list[int], list[int]]]:
+            checked.set()
+            return [("x", 60.0, [0], [1])]
+
+    engine = Stalled()
+    gone = weakref.ref(engine)
+    inspector = StallInspector(Config(stall_check_time=timedelta(milliseconds=20)))
+    try:
+        inspector.follow(cast(Engine, engine))
+        assert checked.wait(20)
+        inspector.leave(cast(Engine, engine))
+        del engine
+        gc.collect()
+        assert gone() is None
+    finally:
+        inspector.close()

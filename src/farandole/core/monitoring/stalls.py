@@ -65,7 +65,7 @@ class StallInspector:
         self._after = config.stall_seconds
         self._limit = config.patience_seconds
         self._engines: dict[Engine, str] = {}
-        self._warned: dict[tuple[Engine, str], float] = {}  # seconds of the stall at the last warning
+        self._warned: dict[Engine, dict[str, float]] = {}  # by operation: seconds of the stall at the last warning
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -85,6 +85,7 @@ class StallInspector:
         """Stop checking `engine`. Idempotent."""
         with self._lock:
             self._engines.pop(engine, None)
+            self._warned.pop(engine, None)
 
     def close(self) -> None:
         """End the thread; a later `follow` starts none. Idempotent."""
@@ -106,15 +107,14 @@ class StallInspector:
         stalls = [
             Stall(name, seconds, tuple(asked), tuple(missing)) for name, seconds, asked, missing in engine.stalls()
         ]
-        before = {key: value for key, value in self._warned.items() if key[0] is engine}
-        for key in before:
-            del self._warned[key]
+        before, now = self._warned.get(engine, {}), dict[str, float]()
         due = []
         for stall in stalls:
             # Fewer seconds than at the last warning: this is a new request under the same name.
-            warned = before.get((engine, stall.name), 0.0)
+            warned = before.get(stall.name, 0.0)
             if stall.seconds < warned or stall.seconds >= warned + self._after:
                 due.append(stall)
                 warned = stall.seconds
-            self._warned[engine, stall.name] = warned
+            now[stall.name] = warned
+        self._warned[engine] = now
         return due
