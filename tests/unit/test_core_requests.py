@@ -1,9 +1,14 @@
-"""Tests of requests: made once when they recur, and named for the wire."""
+"""Tests of requests: made once when they recur, and named for the wire. And of handles."""
+
+import threading
+from typing import cast
 
 import numpy as np
 import pytest
 
+from farandole import _native
 from farandole.core.operations import kinds
+from farandole.core.operations.handle import Handle
 from farandole.core.operations.reduction import Average, Max, Reduction, Sum
 from farandole.core.operations.request import Request
 from farandole.core.operations.requests import allreduce_request, request_of
@@ -52,3 +57,26 @@ def test_another_name_is_another_name_on_the_wire() -> None:
     assert request.backward().wire is None
     assert request_of(kinds.ALLGATHER, None, EVERYONE).wire is None
     assert request_of(kinds.ALLGATHER, None, EVERYONE).backward().name is None
+
+
+def test_a_result_is_made_once_for_all_threads_that_wait() -> None:
+    made: list[int] = []
+    seen: list[object] = []
+
+    class Done:
+        """An operation that has completed."""
+
+        def wait(self) -> None: ...
+
+    def finish() -> int:
+        made.append(len(made))
+        if not seen:
+            other.start()
+            other.join(0.05)  # it waits for this one
+        return made[-1]
+
+    handle = Handle(cast(_native.Handle, Done()), finish=finish)
+    other = threading.Thread(target=lambda: seen.append(handle.wait()))
+    first = handle.wait()
+    other.join()
+    assert made == [0] and [first, *seen, handle.wait()] == [0, 0, 0]

@@ -1,5 +1,6 @@
 """Handles of asynchronous operations."""
 
+import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -16,7 +17,7 @@ class Handle(Generic[R]):
     `wait` can be called any number of times, from any thread; each call has the same result or error.
     """
 
-    __slots__ = ("_finish", "_part", "_result")
+    __slots__ = ("_finish", "_finishing", "_part", "_result")
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class Handle(Generic[R]):
         self._part = part
         self._result = result
         self._finish = finish
+        self._finishing = None if finish is None else threading.Lock()
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
@@ -45,10 +47,13 @@ class Handle(Generic[R]):
         part = self._part
         if part is not None:
             part.wait()
-            finish = self._finish
-            if finish is not None:
-                self._result = finish()
-            self._part = self._finish = None
+            if self._finishing is not None:
+                with self._finishing:
+                    finish = self._finish
+                    if finish is not None:
+                        self._result = finish()
+                        self._finish = None
+            self._part = None
         result: R = self._result  # type: ignore[assignment]  # the operation is done
         return result
 
