@@ -1,12 +1,16 @@
 """CUDA tensors in the torch binding, as far as a build of PyTorch for the CPU has them: fake ones, without memory."""
 
+from collections.abc import Callable
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # after the module that it needs is known to be there
 
+from farandole.integrations import torch_backend  # noqa: E402
 from farandole.torch.adapter import TorchAdapter  # noqa: E402
+from farandole.torch.distributed import backend  # noqa: E402
 from farandole.torch.distributed.tensors import readable  # noqa: E402
 
 
@@ -52,3 +56,9 @@ def test_a_process_group_takes_cuda_tensors() -> None:
     with FakeTensorMode():
         tensor = torch.empty(3, device="cuda")
         assert readable(tensor, "all_reduce") is tensor
+
+
+@pytest.mark.parametrize("register", [backend.register, torch_backend.register], ids=["import", "autoload"])
+def test_the_process_group_is_for_both_kinds_of_device(register: Callable[[], None]) -> None:
+    register()
+    assert torch.distributed.Backend.backend_capability["farandole"] == ["cpu", "cuda"]

@@ -10,7 +10,7 @@ __all__ = ["register"]
 def register() -> None:
     """Register the backend with `init_process_group`; its modules are imported when the first group is made."""
     if dist.is_available():
-        dist.Backend.register_backend("farandole", _make_group, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend("farandole", _make_group, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _make_group(asked: object, options: object = None) -> dist.ProcessGroup:
