@@ -24,6 +24,7 @@ _EXTRAS = {
     "matplotlib": ("Matplotlib", "plots"),
     "mlflow": ("MLflow", "mlflow"),
     "pandas": ("pandas", "spark"),
+    "prometheus_client": ("Prometheus' client", "prometheus"),
     "py4j": ("PySpark", "spark"),
     "pyarrow": ("PyArrow", "data", "spark"),
     "pyiceberg": ("PyIceberg", "iceberg"),

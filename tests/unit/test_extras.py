@@ -64,6 +64,12 @@ STATEMENTS = [
     ("pyspark", "import farandole.spark.converter", "farandole.spark.converter needs PySpark", "spark"),
     ("ray", "from farandole.ray import RayExecutor", "farandole.ray needs Ray", "ray"),
     ("flytekit", "import farandole.integrations.flyte", "farandole.integrations.flyte needs Flytekit", "flyte"),
+    (
+        "prometheus_client",
+        "import farandole.integrations.prometheus",
+        "farandole.integrations.prometheus needs Prometheus' client",
+        "prometheus",
+    ),
     ("fsspec", "import farandole.spark.store", "farandole.spark.store needs fsspec", "spark"),
 ]
 # Packages that a statement loads before the one that it misses.

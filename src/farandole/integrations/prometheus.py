@@ -5,12 +5,14 @@ Needs prometheus-client: the extra `prometheus`."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from farandole.core import default
 from farandole.core.context import Context
+from farandole.extras import importing
+
+with importing(__name__):
+    from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
 
 __all__ = ["metrics_text", "serve_metrics"]
 
