@@ -265,7 +265,7 @@ def test_lines_that_nobody_takes_are_dropped_and_counted(secret: bytes) -> None:
         relay = relay_to(log, 0, secret)
         for number in range(many):
             relay.send("line", {"stream": "stdout", "text": f"{number} {'x' * 500}"})
-        relay.send("log", {"text": "the one that matters"}, must=True)
+        relay.send("log", {"text": "the one that matters"})
         release.set()
         relay.close(SOON)
         log.drain(SOON)
@@ -275,6 +275,28 @@ def test_lines_that_nobody_takes_are_dropped_and_counted(secret: bytes) -> None:
     assert lost > 0
     assert shown_lines + lost == many
     assert "[0] the one that matters" in lines
+
+
+def test_messages_for_the_user_take_limited_memory(secret: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, shown = threading.Event(), Shown()
+    monkeypatch.setattr("farandole.spark.relay.MOST_LOGGED", 100)
+
+    def slow(stream: str, text: str) -> None:
+        release.wait(60)
+        shown(stream, text)
+
+    many = 3000
+    with DriverLog(secret, 1, host="127.0.0.1", show=slow) as log:
+        relay = relay_to(log, 0, secret)
+        for number in range(many):
+            relay.send("log", {"text": f"{number} {'x' * 4000}"})
+        release.set()
+        relay.close(SOON)
+        log.drain(SOON)
+    lines = shown.text["stdout"].splitlines()
+    lost = sum(int(line.split()[2]) for line in lines if line.startswith("[0] ... "))
+    assert lost > 0
+    assert sum("xxx" in line for line in lines) + lost == many
 
 
 def test_tasks_meet_by_way_of_the_driver(secret: bytes) -> None:

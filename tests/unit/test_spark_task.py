@@ -45,6 +45,17 @@ def task_of(ranks: int) -> Any:
     return made
 
 
+def test_no_message_of_a_rank_is_queued_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued: list[tuple[object, ...]] = []
+    relay = SimpleNamespace(send=lambda *message, **options: queued.append((*message, options)))
+    started = task_of(1)
+    started._relays, started._env = {0: relay}, {}
+    started.plan = SimpleNamespace(call=b"", executable="", start_timeout=GRACE)
+    monkeypatch.setattr(task, "RankCall", SimpleNamespace(start=lambda *given, **options: options["on_message"]))
+    started._start(0)("log", {"text": "here"})
+    assert queued == [("log", {"text": "here"}, {})]
+
+
 def test_busy_ranks_of_a_task_have_one_time_of_grace_together(clock: Clock) -> None:
     failed = task_of(8)
     for call in failed._calls.values():

@@ -21,6 +21,7 @@ CONNECT_TIMEOUT = timedelta(seconds=10)
 SILENT = timedelta(minutes=4)  # after which a connection to a lost machine ends; firewalls forget idle ones later
 LARGEST_FRAME = 16 << 20  # bytes; above any batch of lines, messages and one failure
 MOST_WAITING = 10_000  # messages; lines of a rank that prints faster than the driver reads are dropped and counted
+MOST_LOGGED = 2 * MOST_WAITING
 BATCH_BYTES = 1 << 20
 
 
@@ -52,12 +53,13 @@ class Relay:
     def send(self, kind: str, payload: Mapping[str, object], *, must: bool = False) -> None:
         """Queue a message if there is room, with `must` in any case; never blocks.
 
+        The user's messages, of kind "log", have twice the room of other messages, so that lines leave some for them.
         Does nothing once the connection has failed."""
         record = json.dumps({"kind": kind, "payload": payload}).encode()
         with self._changed:
             if self._broken:
                 return
-            if len(self._waiting) >= MOST_WAITING and not must:
+            if len(self._waiting) >= (MOST_LOGGED if kind == "log" else MOST_WAITING) and not must:
                 self._dropped += 1
                 return
             self._waiting.append(record)

@@ -217,7 +217,7 @@ class Task:
             start_timeout=self.plan.start_timeout,
             orders=None,
             runner=RUNNER,
-            on_message=lambda kind, payload: relay.send(kind, payload, must=kind == "log"),
+            on_message=relay.send,
             on_end=lambda call: self._events.put(("ended", call)),
         )
 
