@@ -18,7 +18,7 @@ from datetime import timedelta
 from farandole.errors import FarandoleError
 from farandole.handshake import HEAD_BYTES, Steps, handshake_steps, join_address
 
-__all__ = ["BACKLOG", "HANDSHAKE_TIMEOUT", "AcceptingThread", "Acceptor", "Admitted", "Refusals", "same_user"]
+__all__ = ["BACKLOG", "HANDSHAKE_TIMEOUT", "AcceptingThread", "Acceptor", "Admitted", "Refusals", "listen", "same_user"]
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,12 @@ ACCEPTED_AT_ONCE = 64  # between two passes over the handshakes
 OUT_OF_FILES_PAUSE = 0.05  # seconds without accepting, when this process has no free descriptor
 WARN_EVERY = 1.0  # seconds
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """Listen on `host`, an address or a name of this machine, by default on a free port; raises `OSError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
 @dataclass(frozen=True, slots=True)

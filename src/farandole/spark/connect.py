@@ -5,7 +5,6 @@ import functools
 import logging
 import re
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ import pyarrow as pa
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
-from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted
+from farandole.acceptor import AcceptingThread, Acceptor, Admitted, listen
 from farandole.dialer import dial
 from farandole.errors import ConfigError, FarandoleError
 from farandole.handshake import Deadline, join_address, new_secret
@@ -140,8 +139,7 @@ def reach(spark: SparkSession, addresses: Sequence[str], patience: timedelta) ->
     with ExitStack() as stack:
         listeners = {}
         for address in addresses:
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+            listener = listen(address)
             stack.callback(listener.close)
             listeners[join_address(address, listener.getsockname()[1])] = listener
         acceptor = Acceptor(list(listeners.values()), secret, me=b"driver", service="the search for an address")

@@ -14,7 +14,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
-from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted
+from farandole.acceptor import AcceptingThread, Acceptor, Admitted, listen
 from farandole.errors import ConfigError, FarandoleError
 from farandole.handshake import join_address, recv_frame, send_frame
 from farandole.launch.failures import Failure, culprit, from_payload
@@ -103,7 +103,7 @@ class DriverLog:
         self._writing = threading.Lock()
         # Every rank holds a connection until it ends.
         require_open_files(size, f"{size} ranks", functools.partial(ConfigError, "num_proc"))
-        listener = socket.create_server((host, 0), family=_family(host), backlog=BACKLOG)
+        listener = listen(host)
         self.port = int(listener.getsockname()[1])
         self._threads: list[threading.Thread] = []
         acceptor = Acceptor([listener], secret, me=b"driver", service="the driver's log", members=size)
@@ -331,7 +331,3 @@ class DriverLog:
             self._on_message(rank, dict(message))
         except Exception:
             log.exception("on_message failed for a message of rank %d", rank)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, BinaryIO
 
-from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted
+from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted, listen
 from farandole.dialer import dial
 from farandole.errors import CacheError, FarandoleError
 from farandole.handshake import Deadline, join_address, recv_frame, send_frame, split_address
@@ -164,7 +164,7 @@ def main() -> None:
     keep_alive(lifeline, timedelta(minutes=1))
     interface = settings["interface"]
     host = interface_address(interface) if interface else address_toward(*driver)
-    remote = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG)
+    remote = listen(host)
     local.listen(BACKLOG)
     if os.fork():
         os._exit(0)
