@@ -22,7 +22,7 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 
 from farandole.data.shard_source import read_streams
-from farandole.errors import AuthenticationError, CacheError, SourceError
+from farandole.errors import CacheError, SourceError
 from farandole.handshake import new_secret
 from farandole.spark.driver_log import DriverLog
 from farandole.spark.exchange import dealer as dealing
@@ -55,7 +55,7 @@ def wait_until_gone(plan: KeeperPlan) -> None:
         assert time.monotonic() < give_up, "the keeper has outlived its job"
         try:
             kept = Kept.here(plan.secret)
-        except AuthenticationError:  # in the middle of its end
+        except SourceError:  # it ended between the handshake and its first answer
             continue
         if kept is None:
             return
