@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,6 +153,23 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     assert group["lr"] == 0.01
     assert store.read(store.get_best_path("resumed")) is not None
     assert list(Path(store.get_logs_path("resumed")).iterdir())
+
+
+def test_an_epoch_seeds_all_random_generators(tmp_path: Path) -> None:
+    def drawn(seed: int) -> list[float]:
+        numbers: list[float] = []
+
+        def drawing(output: Tensor, label: Tensor) -> Tensor:
+            if not torch.is_inference_mode_enabled():
+                numbers.extend((random.random(), np.random.random(), float(torch.rand(()))))
+            return F.mse_loss(output, label)
+
+        plan = plan_of(LINE, epochs=2, start=Checkpoint(seed=seed))
+        trained(tmp_path, LINE, job_of(zero_line(), LINE, plan, losses=(drawing,)))
+        return numbers
+
+    first = drawn(1)
+    assert drawn(1) == first and set(drawn(2)).isdisjoint(first)
 
 
 def test_metrics_have_distinct_names() -> None:

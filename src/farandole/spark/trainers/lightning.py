@@ -20,7 +20,7 @@ from farandole.errors import ConfigError
 from farandole.lightning.packages import FABRICS
 from farandole.lightning.ranks import strategy_class
 from farandole.spark.trainers.first_row import SHAPE_ERRORS, first_line, refused_model
-from farandole.spark.trainers.lightning_callbacks import curves_logger, epochs_callback, seed_everything
+from farandole.spark.trainers.lightning_callbacks import curves_logger, epochs_callback
 from farandole.spark.trainers.lightning_data import Loader, Tensors, queue_length
 from farandole.spark.trainers.lightning_files import BestWeights, dumped, loaded, moved
 from farandole.spark.trainers.lightning_plain import Losses, wrapped
@@ -31,6 +31,7 @@ from farandole.spark.trainers.report import Meter, Record
 from farandole.spark.trainers.run import Run, RunPlan, sum_over_ranks
 from farandole.spark.trainers.run import train as train_with
 from farandole.spark.trainers.torch_devices import visible_gpus
+from farandole.spark.trainers.torch_seed import seed_everything
 from farandole.spark.trainers.torch_tensors import Output, outputs_of
 
 __all__ = ["LightningJob", "LightningTrainer", "train"]

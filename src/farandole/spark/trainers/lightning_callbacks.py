@@ -1,19 +1,16 @@
 """Callback and logger that report a Lightning trainer's steps and values to a run."""
 
-import random
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
-import torch
 
 from farandole.spark.trainers.lightning_data import Loader
 from farandole.spark.trainers.lightning_strategy import InSteps
 from farandole.spark.trainers.report import Meter
 from farandole.spark.trainers.run import Run
+from farandole.spark.trainers.torch_seed import seed_everything
 
-__all__ = ["curves_logger", "epochs_callback", "seed_everything"]
+__all__ = ["curves_logger", "epochs_callback"]
 
 if TYPE_CHECKING:
     _Base = Any
@@ -39,13 +36,6 @@ def curves_logger(package: ModuleType, run: Run) -> Any:
     """Return a logger that adds to the curves in the store."""
     kind: Callable[..., Any] = type("CurvesLogger", (_CurvesLogger, package.loggers.logger.Logger), {})
     return kind(run)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the random generators of Python, NumPy and torch."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 class _Epochs(_Base):  # type: ignore[misc]  # its other base is the package's

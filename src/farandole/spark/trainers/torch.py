@@ -20,6 +20,7 @@ from farandole.spark.trainers.torch_losses import Loss, made_loss, mean_loss
 from farandole.spark.trainers.torch_minibatch import MinibatchStep, TrainMinibatch
 from farandole.spark.trainers.torch_module import TorchModule
 from farandole.spark.trainers.torch_probe import probe
+from farandole.spark.trainers.torch_seed import seed_everything
 from farandole.spark.trainers.torch_tensors import Inputs, Output, as_output, fit_label, label_tensor, outputs_of
 
 Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
@@ -126,7 +127,7 @@ class TorchTrainer:
         self._callbacks.call("on_train_end", {})
 
     def _train(self, run: Run, epoch: int) -> Record:
-        torch.manual_seed(run.seed(epoch))
+        seed_everything(run.seed(epoch))
         self.model.train()
         run.begin(epoch)
         meter = Meter(self.judge.names)
