@@ -5,7 +5,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from farandole.data.flight import LEAST_IN_FLIGHT, Flight
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from farandole.data.flight import FIRST_IN_FLIGHT, LEAST_IN_FLIGHT, Flight
+from farandole.data.ranges import Part, RangeFile, Span
+from farandole.data.row_groups import File
 
 PATIENCE = 30.0
 
@@ -32,3 +38,27 @@ def test_all_requests_that_wait_get_their_turn() -> None:
         assert sum(pool.map(lambda _: flight.call("s3://x/y", request), range(300))) == 300
     assert time.monotonic() - began < PATIENCE, "a request was not told of its turn"
     assert LEAST_IN_FLIGHT <= most <= 10
+
+
+class Server:
+    """A client whose answers come when as many requests wait for them as may be in flight."""
+
+    def __init__(self) -> None:
+        self.flight = Flight()
+        self.together = threading.Barrier(FIRST_IN_FLIGHT, timeout=PATIENCE)
+        self.threads = 0
+
+    def url(self, path: str) -> str:
+        return path
+
+    def fetch(self, path: str, span: Span | None, mark: str) -> Part:
+        self.together.wait()
+        self.threads = max(self.threads, threading.active_count())
+        return Part(span.first if span else 0, b"x", 1 << 40, mark)
+
+
+def test_distant_ranges_take_no_more_threads_than_requests_in_flight() -> None:
+    server, before = Server(), threading.active_count()
+    with RangeFile(server, File("x", 1 << 40, "mark")) as far:  # type: ignore[arg-type]
+        far.fetch(Span(place << 30, (place << 30) + 1) for place in range(4 * FIRST_IN_FLIGHT))
+    assert server.threads == before + FIRST_IN_FLIGHT

@@ -139,7 +139,8 @@ class RangeFile(io.RawIOBase):
         if len(asked) == 1:
             self._keep(self._get(asked[0]))
         elif asked:
-            with ThreadPoolExecutor(len(asked), thread_name_prefix="farandole-range") as pool:
+            threads = min(len(asked), self._client.flight.most)
+            with ThreadPoolExecutor(threads, thread_name_prefix="farandole-range") as pool:
                 for part in pool.map(self._get, asked):
                     self._keep(part)
 
