@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from farandole.core.context import Context
+from farandole.core.default import use
+from farandole.rendezvous import SoloRendezvous
 from helpers.installed import require
 from helpers.keras_ranks import run_checks
+from helpers.ranks import run_ranks
 
 
 @pytest.mark.timeout(400)
@@ -19,3 +23,17 @@ def test_two_ranks_with_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     require("tf_keras")
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     run_checks("tensorflow", ["keras_2"], tmp_path, monkeypatch)
+
+
+def test_an_optimizer_sees_the_size_of_each_job(frameworks: None) -> None:
+    require("keras")
+    from farandole.keras.backend import Options
+    from farandole.keras.exchange import Exchange
+
+    def body(context: Context) -> None:
+        exchange = Exchange(Options())
+        with Context(SoloRendezvous()) as alone, use(alone):
+            assert exchange.alone
+        assert exchange.size == 2
+
+    run_ranks(2, body)

@@ -1,6 +1,5 @@
 """Exchange of one optimizer's gradients with the other ranks."""
 
-import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -61,7 +60,7 @@ class Exchange:
             summed=self.summed,
         )
 
-    @functools.cached_property
+    @property
     def size(self) -> int:
         """The number of ranks in the process set, 1 outside of it; raises `NotInitializedError` before `init()`."""
         process_set = self.options.process_set
