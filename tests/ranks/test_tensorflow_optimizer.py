@@ -14,6 +14,7 @@ from helpers.ranks import run_ranks
 tf = pytest.importorskip("tensorflow")
 
 import farandole.tensorflow as hvd  # noqa: E402  # after the module that it needs is known to be there
+from farandole.tensorflow.aggregation import Aggregation  # noqa: E402
 from helpers.tensorflow_training import Array, Model, as_arrays, rows  # noqa: E402
 
 v1 = tf.compat.v1
@@ -346,3 +347,11 @@ def test_programs_reach_the_plain_optimizer() -> None:
         assert hvd.DistributedOptimizer(scaler)._optimizer is plain, "what an optimizer calls so itself stays"
 
     run_ranks(1, body)
+
+
+def test_the_sum_of_a_deleted_variable_is_not_that_of_a_new_one() -> None:
+    aggregation = Aggregation(100, average=False)
+    for size in range(1, 10):
+        # Each variable is deleted before the next one is made, which is often at the same address.
+        (total,) = aggregation.add([tf.ones(size)], [tf.Variable(tf.ones(size))], list)
+        np.testing.assert_array_equal(total, np.ones(size))

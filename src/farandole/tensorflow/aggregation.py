@@ -26,7 +26,8 @@ class Aggregation:
         self.passes, self._average = passes, average
         # The first `add` makes them, in the graph that it is called in.
         self._count: Variable | None = None
-        self._sums: dict[int, Variable] = {}
+        # By `identify`. The sources are referenced, so that no other source gets the same number.
+        self._sums: dict[int, tuple[Source, Variable]] = {}
 
     def again(self) -> "Aggregation":
         """Return a new one with the same options, for another optimizer."""
@@ -106,8 +107,8 @@ class Aggregation:
             shape, dtype = gradient.shape, gradient.dtype
             if not shape.is_fully_defined():
                 shape = getattr(source, "shape", shape)
-            self._sums[key] = _local_variable(lambda: tf.zeros(shape, dtype), "sum")
-        return self._sums[key]
+            self._sums[key] = source, _local_variable(lambda: tf.zeros(shape, dtype), "sum")
+        return self._sums[key][1]
 
 
 def _local_variable(zeros: Callable[[], tf.Tensor], name: str) -> Variable:
