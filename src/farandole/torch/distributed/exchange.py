@@ -23,13 +23,13 @@ class StoreExchange:
         seconds = timedelta(seconds=deadline.remaining())
         try:
             store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=seconds)))
+            self._store = PrefixStore("farandole/init", store)
+            # The nth call of init on one rank belongs to the nth call on every other rank.
+            self._key = f"card/{self._store.add(f'calls/{rank}', 1)}"
         except ValueError as error:  # a variable is missing
             raise ConfigError("MASTER_ADDR", str(error)) from error
         except RuntimeError as error:  # of all kinds
             raise RendezvousError(f"rank {rank} could not reach torch's store: {error}") from error
-        self._store = PrefixStore("farandole/init", store)
-        # The nth call of init on one rank belongs to the nth call on every other rank.
-        self._key = f"card/{self._store.add(f'calls/{rank}', 1)}"
 
     def share(self, payload: bytes, deadline: Deadline) -> bytes:
         """Return rank 0's `payload` on every rank; blocks up to `deadline`, then raises `RendezvousError`."""

@@ -1,0 +1,31 @@
+"""The exchange by torch's store, without other ranks."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch.distributed as dist
+
+from farandole.errors import RendezvousError
+from farandole.handshake import Deadline
+from farandole.torch.distributed import exchange
+from farandole.torch.distributed.exchange import StoreExchange
+
+
+class LostStore(dist.Store):
+    """A store whose server ended right after the connection."""
+
+    def add(self, key: str, value: int) -> int:
+        raise dist.DistNetworkError("failed to recv, got 0 bytes")
+
+
+def test_a_store_that_is_lost_at_once_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rendezvous(*_: object, **__: object) -> Iterator[tuple[dist.Store, int, int]]:
+        yield LostStore(), 1, 2
+
+    monkeypatch.setattr(exchange, "rendezvous", rendezvous)
+    with pytest.raises(RendezvousError, match="rank 1 could not reach torch's store: .*got 0 bytes"):
+        StoreExchange(1, 2, Deadline(timedelta(seconds=5)))
