@@ -84,6 +84,7 @@ class RendezvousServer:
         self._tickets = itertools.count()
         self._callers: dict[int, _Caller] = {}
         self._lifelines: dict[int, _Caller] = {}  # connections of ranks that stay connected, by ticket
+        self._deaths: list[Caller] = []  # of ranks that had their answer, or were about to get it
         self._absent: dict[tuple[int, int], float] = {}  # (generation, rank): the time until which it may return
         with contextlib.ExitStack() as undo:
             listeners = [undo.enter_context(_listen(host, port))]
@@ -261,16 +262,20 @@ class RendezvousServer:
             self._report_death(lifeline.who)
 
     def _report_death(self, lost: Caller) -> None:
-        """Report the death of `lost` to the ranks that stay connected, and to those that connect later."""
-        reason = f"rank {lost.rank} has ended while the ranks connected"
-        frame = write_answer(RendezvousError(reason, missing=(lost.rank,)))
-        others = [each for each in self._lifelines.values() if each.who and each.who.generation == lost.generation]
-        for lifeline in others:
+        """Report the death of `lost` to ranks that stay connected, now or after their answer, and to later callers."""
+        self._deaths.append(lost)
+        for lifeline in self._lifelines.values():
+            self._send_death(lifeline, lost)
+        if lost.generation == self._meeting.generation:
+            self._answer(self._meeting.depart(lost.rank, _death_of(lost)))
+
+    def _send_death(self, lifeline: _Caller, lost: Caller) -> None:
+        """Report the death of `lost` to one rank that stays connected, if it is of the same generation."""
+        if lifeline.who is not None and lifeline.who.generation == lost.generation:
+            frame = write_answer(RendezvousError(_death_of(lost), missing=(lost.rank,)))
             # The kernel has room for these few hundred bytes, unless the rank does not read at all.
             with contextlib.suppress(OSError):
                 lifeline.sock.send(FRAME_LENGTH.pack(len(frame)) + frame)
-        if lost.generation == self._meeting.generation:
-            self._answer(self._meeting.depart(lost.rank, reason))
 
     def _close_lifeline(self, lifeline: _Caller) -> None:
         del self._lifelines[lifeline.ticket]
@@ -292,13 +297,19 @@ class RendezvousServer:
             return
         if caller.answered:
             self._lifelines[caller.ticket] = self._callers.pop(caller.ticket)
+            for lost in self._deaths:
+                self._send_death(caller, lost)
         self._selector.modify(caller.sock, selectors.EVENT_READ, caller)
 
     def _refuse(self, caller: _Caller, why: str) -> None:
         log.warning("the rendezvous at %s ended its connection with %s: %s", self.address, caller.where, why)
         self._forget(caller)
         self._answer(self._meeting.leave(caller.ticket))
-        if caller.waits and not caller.answered and caller.who is not None:
+        if caller.who is None:
+            return
+        if caller.answered and caller.stays:
+            self._report_death(caller.who)
+        elif caller.waits and not caller.answered:
             self._absent[caller.who.generation, caller.who.rank] = time.monotonic() + REJOIN_SECONDS
 
     def _forget(self, caller: _Caller) -> None:
@@ -313,6 +324,10 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     return listener
+
+
+def _death_of(lost: Caller) -> str:
+    return f"rank {lost.rank} has ended while the ranks connected"
 
 
 def _is_wildcard(host: str) -> bool:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from farandole import acceptor, rendezvous_server
 from farandole.errors import AuthenticationError, ConfigError, RendezvousError
-from farandole.handshake import MAGIC, authenticate, new_secret, split_address
+from farandole.handshake import MAGIC, authenticate, new_secret, recv_frame, split_address
 from farandole.meeting import Answer, Caller, Meeting, read_answer, write_answer
 from farandole.rendezvous import (
     Rendezvous,
@@ -443,6 +443,29 @@ class TestDeaths:
             assert lost.empty()
             assert error_of(gather(tcp(server, 3)[2])).missing == (1,)
             met[2][1].close()
+
+    def test_a_rank_that_ends_before_it_has_read_its_answer(self) -> None:
+        """The answer of a large job is larger than the buffers of its connection; another rank reads slowly, too."""
+        size, payload = 6, bytes(rendezvous_server.MAX_PAYLOAD)
+        lost: queue.SimpleQueue[RendezvousError] = queue.SimpleQueue()
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(RendezvousServer(size, SECRET))
+            raw = []
+            for rank in (4, 5):
+                raw.append(stack.enter_context(socket.create_connection(split_address(server.address), 60)))
+                me = Caller(rank=rank, size=size, generation=0, round=0).pack()
+                authenticate(raw[-1], SECRET, me=me, accept=False, timeout=LATER)
+                raw[-1].sendall(REQUEST.pack(60.0, len(payload), True) + payload)
+            pool = stack.enter_context(ThreadPoolExecutor(4))
+            ranks = [TcpRendezvous(server.address, rank, size, SECRET) for rank in range(4)]
+            met = list(pool.map(lambda each: each.allgather_and_watch(payload, lost.put, timeout=LATER), ranks))
+            for _, lifeline in met:
+                stack.callback(lifeline.close)
+            raw[1].close()
+            assert [lost.get(timeout=60).missing for _ in met] == [(5,)] * 4
+            assert read_answer(recv_frame(raw[0], 1 << 24), "") == [payload] * size
+            error = error_of(read_answer(recv_frame(raw[0], 1 << 24), ""))
+            assert error.missing == (5,) and "rank 5 has ended while the ranks connected" in str(error)
 
     def test_a_rank_that_ends_while_it_waits_is_named_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rendezvous_server, "REJOIN_SECONDS", 0.2)
