@@ -20,10 +20,14 @@ def test_ranks_without_any_resource_are_refused_before_ray_is_asked() -> None:
 
 def test_each_value_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[str] = []
-    stand_in = SimpleNamespace(
-        wait=lambda waiting, timeout: (waiting[-1:], waiting[:-1]),  # the last rank ends first
-        get=lambda reference: fetched.append(reference) or reference.upper(),
-    )
-    monkeypatch.setattr(executor, "ray", stand_in)
+
+    def get(reference: str) -> str:
+        fetched.append(reference)
+        return reference.upper()
+
+    def wait(waiting: list[str], timeout: float | None) -> tuple[list[str], list[str]]:
+        return waiting[-1:], waiting[:-1]  # the last rank ends first
+
+    monkeypatch.setattr(executor, "ray", SimpleNamespace(wait=wait, get=get))
     assert RayExecutor(num_workers=3)._values(["a", "b", "c"]) == ["A", "B", "C"]
     assert fetched == ["c", "b", "a"]
