@@ -71,5 +71,6 @@ def test_room_for_shared_tensors_has_an_end(binding: Binding) -> None:
             binding.hvd.empty_shared((1 << 31, 1 << 4))
         empty = binding.hvd.empty_shared((0, 3))
         assert empty.shape == (0, 3)
+        assert binding.hvd.empty_shared(np.int64(5)).shape == (5,)
 
     run_ranks(1, body)
