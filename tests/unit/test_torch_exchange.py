@@ -27,5 +27,5 @@ def test_a_store_that_is_lost_at_once_is_named(monkeypatch: pytest.MonkeyPatch) 
         yield LostStore(), 1, 2
 
     monkeypatch.setattr(exchange, "rendezvous", rendezvous)
-    with pytest.raises(RendezvousError, match="rank 1 could not reach torch's store: .*got 0 bytes"):
+    with pytest.raises(RendezvousError, match=r"rank 1 could not reach torch's store: .*got 0 bytes"):
         StoreExchange(1, 2, Deadline(timedelta(seconds=5)))
