@@ -157,12 +157,14 @@ def test_an_object_that_is_closed_to_us_is_no_raw_error(folder: Path, kind: str)
         assert "secretsecret" not in str(told.value)
 
 
+@pytest.mark.parametrize("kind", ["s3", "http"])
 @pytest.mark.parametrize("how", ["not at all", "byte by byte"])
 def test_an_answer_that_does_not_come_is_asked_for_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
 ) -> None:
     monkeypatch.setattr("farandole.data.s3_client._READ_TIMEOUT", 0.25)
-    with store_of(folder, "s3") as (store, open_it):
+    monkeypatch.setattr("farandole.data.web_client._TIMEOUT", 0.25)
+    with store_of(folder, kind) as (store, open_it):
         source = open_it()
         slow: set[str] = set()
 
@@ -180,7 +182,7 @@ def test_an_answer_that_does_not_come_is_asked_for_again(
         assert sorted(rows) == list(range(FILES * ROWS))
         assert len(slow) == 3
         store.fault = hang
-        with pytest.raises(SourceError, match=r"s3://.*7.parquet: .*imeout.* at attempt 4 of 4"):
+        with pytest.raises(SourceError, match=rf"{kind}://.*7.parquet: .*imeout.* at attempt 4 of 4"):
             list(Loader(source, batch_size=16, policy="join"))
 
 
@@ -352,6 +354,19 @@ def test_slow_bodies_do_not_ask_for_more_requests(tmp_path: Path, kind: str) -> 
         source = open_it()
         source.read(source.row_groups[0], ["row"])
         assert source._source.in_flight < MOST_IN_FLIGHT // 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+def test_a_body_that_comes_may_take_longer_than_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("farandole.data.s3_client._READ_TIMEOUT", 0.3)
+    monkeypatch.setattr("farandole.data.web_client._TIMEOUT", 0.3)
+    pq.write_table(pa.table({"x": np.random.default_rng(0).random(300_000)}), tmp_path / "1.parquet")  # 2.4 MB
+    with store_of(tmp_path, kind) as (store, open_it):
+        source = open_it()
+        store.bytes_per_second = 4e6
+        assert source.read(source.row_groups[0], ["x"]).num_rows == 300_000
 
 
 def test_a_busy_store_gets_half_of_the_requests() -> None:

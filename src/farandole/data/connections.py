@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 
 from farandole.errors import ConfigError
 
-__all__ = ["Answer", "BadAnswer", "Connections"]
+__all__ = ["LEAST_PER_SECOND", "Answer", "BadAnswer", "Connections"]
 
 _LONGEST_HEAD, _MOST_HEADERS = 64 << 10, 256
 _MOST_CHUNKS = 1 << 20
 _NO_BODY = {204, 304}
 # Bytes per second that a head or body must have once the timeout for bytes has passed. Otherwise a server that sends
 # single bytes would restart the socket's timeout with each of them.
-_LEAST_PER_SECOND = 4096
+LEAST_PER_SECOND = 4096
 _MOST_AT_ONCE = 1 << 20  # bytes
 
 
@@ -257,8 +257,8 @@ class _Connection:
     def _receive(self, most: int) -> bytes:
         """Wait for bytes and return them, b"" when the server has closed the connection; raises `TimeoutError`.
 
-        Once the patience has passed, raises it also if fewer than `_LEAST_PER_SECOND` bytes per second arrive."""
-        if self._came and time.monotonic() > self._deadline + self._came / _LEAST_PER_SECOND:
+        Once the patience has passed, raises it also if fewer than `LEAST_PER_SECOND` bytes per second arrive."""
+        if self._came and time.monotonic() > self._deadline + self._came / LEAST_PER_SECOND:
             raise TimeoutError(f"only {self._came} bytes have come within {self._patience:g} s")
         data = self._socket.recv(most)
         self._came += len(data)

@@ -1,12 +1,15 @@
 """Ranges of files on web servers, by the session of fsspec's file system and with its options."""
 
 import time
+from asyncio import timeout
 from functools import partial
 from typing import Any
 
+from aiohttp import ClientTimeout
 from fsspec.asyn import sync
 from fsspec.implementations.http import HTTPFileSystem
 
+from farandole.data.connections import LEAST_PER_SECOND
 from farandole.data.flight import Flight, PassingFailure
 from farandole.data.ranges import ChangedFile, Part, Span, content_range, range_header
 from farandole.data.row_groups import File
@@ -15,7 +18,9 @@ __all__ = ["WebClient"]
 
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 _BUSY = {429, 503}
-_TIMEOUT = 60.0  # seconds for a request and its whole answer
+# Seconds for the head of an answer, and for each piece of its body. A body that takes longer in all must have
+# `LEAST_PER_SECOND`.
+_TIMEOUT = 60.0
 
 
 class WebClient:
@@ -65,7 +70,7 @@ class WebClient:
     def _request(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, Any, bytes]:
         try:
             ask = partial(_ask, self._fs, self.flight, method, path, headers)
-            status, found, body = sync(self._fs.loop, ask, timeout=_TIMEOUT)
+            status, found, body = sync(self._fs.loop, ask)
         except FileNotFoundError:
             raise
         except Exception as error:  # aiohttp's classes: no server, a broken connection, or a timeout
@@ -82,11 +87,20 @@ async def _ask(
 ) -> tuple[int, Any, bytes]:
     session, began = await fs.set_session(), time.monotonic()
     options = dict(fs.kwargs)
+    if "timeout" not in fs.client_kwargs:
+        options.setdefault("timeout", ClientTimeout(total=None))  # aiohttp's own is 300 s for the whole answer
     # Ranges must be of the file's bytes, not of a compressed body.
     own = {**options.pop("headers", {}), "Accept-Encoding": "identity", **headers}
-    async with session.request(method, fs.encode_url(path), headers=own, **options) as answer:
-        flight.answered(began)
-        return answer.status, answer.headers, await answer.read()
+    async with timeout(_TIMEOUT) as deadline:
+        first = fs.loop.time()
+        async with session.request(method, fs.encode_url(path), headers=own, **options) as answer:
+            flight.answered(began)
+            body = bytearray()
+            async for piece in answer.content.iter_any():
+                body += piece
+                latest = first + _TIMEOUT + len(body) / LEAST_PER_SECOND
+                deadline.reschedule(min(fs.loop.time() + _TIMEOUT, latest))
+            return answer.status, answer.headers, bytes(body)
 
 
 def _mark(headers: Any) -> str:
