@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +171,23 @@ def test_an_epoch_seeds_all_random_generators(tmp_path: Path) -> None:
 
     first = drawn(1)
     assert drawn(1) == first and set(drawn(2)).isdisjoint(first)
+
+
+def test_an_epoch_without_a_number_is_never_the_best(tmp_path: Path) -> None:
+    losses = iter([1.0, math.nan, 2.0, math.nan, 3.0])  # of the trial with one row, and of each validation
+
+    def loss(output: Tensor, label: Tensor) -> Tensor:
+        whole = F.mse_loss(output, label)
+        return whole if output.requires_grad else whole * 0 + next(losses)
+
+    plan = plan_of(LINE, epochs=4)
+    job = job_of(zero_line(), LINE, replace(plan, rows=replace(plan.rows, validation_col="held")), losses=(loss,))
+    path = shard_of(tmp_path, LINE, validates=[0, 0, 1, 1])
+    content = running.train(job.plan, lambda run: TorchTrainer(job, run), path)
+    assert content is not None
+    got = Checkpoint.load(content)
+    assert [record["epoch"] for record in got.history] == [1, 2, 3, 4]
+    assert got.best is not None and (got.best["epoch"], got.best["val_loss"]) == (2, 2.0)
 
 
 def test_metrics_have_distinct_names() -> None:

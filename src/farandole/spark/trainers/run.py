@@ -229,7 +229,8 @@ class Run:
         seen = next((each for each in allgather_object(outputs) if each is not None), None)
         before, best = self.checkpoint, self.checkpoint.best
         record = {"epoch": epoch + 1, "steps": self.steps, **record}
-        improved = "val_loss" in record and (best is None or record["val_loss"] < best["val_loss"])
+        value = record.get("val_loss", math.nan)
+        improved = math.isfinite(value) and (best is None or value < best["val_loss"])
         self.checkpoint = Checkpoint(
             kind=before.kind,
             epoch=epoch + 1,
