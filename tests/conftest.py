@@ -16,7 +16,8 @@ import pytest
 import spark_archive
 
 from helpers.leaks import Snapshot
-from helpers.programs import end_warm
+from helpers.programs import WarmFolder
+from helpers.warm import SELDOM
 
 CHECK_JAVA = Path(__file__).parent.parent / "tools" / "check_java.sh"
 
@@ -35,8 +36,11 @@ hypothesis.settings.load_profile("steady")
 IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Prepare this process and those that tests start."""
+    gc.set_threshold(*SELDOM)
+    if not hasattr(config, "workerinput"):  # this process starts the workers, or runs all tests itself
+        config.add_cleanup(WarmFolder().close)
     os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_archive.java_options())
     os.environ.setdefault("XLA_FLAGS", QUICK_XLA)
     _take_default_signals()
@@ -87,9 +91,8 @@ def _slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def pytest_sessionfinish() -> None:
-    """End what tests share: the Spark session and the processes that programs are forked from."""
+    """End the Spark session that tests share."""
     _end_spark()
-    end_warm()
 
 
 def _end_spark() -> None:

@@ -20,9 +20,11 @@ from typing import Any, NoReturn
 
 from helpers.warm import Program, become, preload
 
-__all__ = ["FORKER", "PYTHON", "WarmProcess", "end_warm", "fork", "outliving", "run", "warm_spark"]
+__all__ = ["FORKER", "PYTHON", "WarmFolder", "WarmProcess", "fork", "outliving", "run", "warm_spark"]
 
 TESTS = Path(__file__).parents[1]
+WARM = "FARANDOLE_TEST_WARM"  # variable: the folder of the warm processes
+END = "end"  # named pipe in that folder, the standard input of warm processes
 FORKER = "FARANDOLE_TEST_FORKER"  # variable for Spark's daemons: the path at which a warm process listens
 PYTHON = "FARANDOLE_TEST_PYTHON"  # variable for Spark's daemons: the Python of the warm process
 LARGEST_REQUEST = 1 << 20
@@ -34,39 +36,50 @@ STARTING = 150.0  # seconds to import a framework, on a busy machine
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class _Forker:
-    """Warm process, which has imported a framework and forks programs from itself; it listens at `path`."""
+_started: list[int] = []  # process ids of the warm processes that this process has started
 
-    def __init__(self, framework: str) -> None:
+
+class WarmFolder:
+    """Folder of the warm processes, which all workers of a test run share. Closing it ends them."""
+
+    def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="farandole-warm-")  # readable only by its owner
-        self.path = str(Path(self._folder.name, "socket"))
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with listener:
-            listener.bind(self.path)
-            listener.listen()
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, str(listener.fileno()), framework, "." * ROOM],
-                stdin=subprocess.PIPE,  # closing it ends the process
-                pass_fds=(listener.fileno(),),
-                env={**os.environ, "PYTHONPATH": str(TESTS), **THREADS, "ROOM": "." * ROOM},
-                start_new_session=True,
-            )
+        end = Path(self._folder.name, END)
+        os.mkfifo(end)
+        self._end = os.open(end, os.O_RDWR)
+        os.environ[WARM] = self._folder.name
 
-    def end(self) -> None:
-        self.process.communicate(timeout=STARTING)
+    def close(self) -> None:
+        os.close(self._end)
         self._folder.cleanup()
+        del os.environ[WARM]
 
 
-_forkers: dict[str, _Forker] = {}  # by framework
+def _forker(framework: str) -> str:
+    """Return the path at which the warm process of `framework`, or that of all frameworks if it runs, listens.
+
+    The first worker that needs a process starts it, which takes 8 seconds."""
+    folder = Path(os.environ[WARM])
+    with open(folder / "lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = next((folder / each for each in ("any", framework) if (folder / each).exists()), folder / framework)
+        if not path.exists():
+            _start_forker(path)
+    return str(path)
 
 
-def _forker(framework: str) -> _Forker:
-    """Return the warm process of `framework`, or that of all frameworks if it runs: starting one takes 8 seconds."""
-    if "any" in _forkers:
-        return _forkers["any"]
-    if framework not in _forkers:
-        _forkers[framework] = _Forker(framework)
-    return _forkers[framework]
+def _start_forker(path: Path) -> None:
+    number = 3
+    arguments = [sys.executable, __file__, str(number), path.name, "." * ROOM]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), **THREADS, "ROOM": "." * ROOM}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        files = [
+            (os.POSIX_SPAWN_OPEN, 0, str(path.with_name(END)), os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, listener.fileno(), number),
+        ]
+        _started.append(os.posix_spawn(sys.executable, arguments, environment, file_actions=files, setsid=True))
 
 
 def fork(
@@ -118,7 +131,7 @@ class WarmProcess:
             descriptors = {0: empty.fileno(), 1: stdout, 2: stderr, **{each: each for each in pass_fds}}
             environment = os.environ if env is None else env
             folder = os.fspath(cwd or os.getcwd())
-            self._answers = fork(_forker(framework).path, program, environment, folder, descriptors, session=True)
+            self._answers = fork(_forker(framework), program, environment, folder, descriptors, session=True)
         self.pid = int(self._answers.recv(100))
 
     def wait(self, timeout: float | None = None) -> int:
@@ -171,20 +184,14 @@ def warm_spark(framework: str) -> dict[str, str]:
     return {
         "PYSPARK_SUBMIT_ARGS": "--conf spark.python.daemon.module=helpers.warm_daemon pyspark-shell",
         "PYTHONPATH": str(TESTS),
-        FORKER: _forker(framework).path,
+        FORKER: _forker(framework),
         PYTHON: sys.executable,
     }
 
 
 def outliving() -> frozenset[str]:
     """Return the process ids of the warm processes."""
-    return frozenset(str(each.process.pid) for each in _forkers.values())
-
-
-def end_warm() -> None:
-    """End the warm processes."""
-    while _forkers:
-        _forkers.popitem()[1].end()
+    return frozenset(map(str, _started))
 
 
 def _without_shebang(command: Sequence[str]) -> list[str]:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-__all__ = ["FRAMEWORKS", "become", "preload"]
+__all__ = ["FRAMEWORKS", "SELDOM", "become", "preload"]
 
 SPARK = ("pandas", "pyarrow.parquet", "pyspark.worker", "pyspark.sql", "pyspark.ml")
 TORCH = ("numpy", "sklearn.datasets", "torch", "torch._dynamo", "torch.utils.data", "lightning.pytorch", *SPARK)
@@ -40,6 +40,8 @@ FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
     "tensorflow": ("numpy", "sklearn.datasets", "tensorflow", *SPARK),
     "any": (*TORCH, "tensorflow"),
 }
+# Thresholds of Python's garbage collector. With the default ones it takes a tenth of the processor time of all tests.
+SELDOM = (50_000, 20, 50)
 KERAS_ON = "tensorflow"  # the backend of the Keras that TensorFlow imports
 ALONE = frozenset("uBEIsSP")  # options of Python before a program that do not affect tests
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -103,6 +105,7 @@ class Program:
 def preload(framework: str) -> None:
     """Import the modules of `framework` in this process, and fork its Python children from now on."""
     global _staying, _site
+    gc.set_threshold(*SELDOM)
     os.environ["KERAS_BACKEND"] = KERAS_ON
     _site = [each for each in sys.path if each not in _python_path() and each != os.path.dirname(__file__)]
     for name in FRAMEWORKS[framework]:
