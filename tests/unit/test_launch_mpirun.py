@@ -202,9 +202,23 @@ def test_options_of_mpirun_without_it_are_named(caplog: pytest.LogCaptureFixture
     [
         (["--mpi", "--gloo", "-np", "2"], "not allowed with argument --mpi"),
         (["--mpi"], "the number of ranks is missing"),
+        (["-np", "2", "--mpi-args", "'x"], "argument --mpi-args: cannot be split into words (No closing quotation)"),
+        (["-np", "2", "--binding-args", "'x"], "argument --binding-args: cannot be split into words"),
+        (["-np", "2", "--ssh-command", "ssh 'x"], "argument --ssh-command: cannot be split into words"),
     ],
 )
 def test_wrong_use(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run_commandline([*words, *PROGRAM])
     assert sentence in capsys.readouterr().err
+
+
+def test_a_folder_for_output_that_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = tmp_path / "mpirun" / "logs"
+    assert run_commandline(["--mpi", "-np", "2", "--output-filename", str(folder), *PROGRAM]) == 2
+    assert f"output_filename: cannot write {folder}: Not a directory" in caplog.text

@@ -164,7 +164,10 @@ def prepare(
         env.setdefault("NCCL_SOCKET_IFNAME", ",".join(asked.interfaces))
     command, added = command_of(launcher, asked, words, env)
     if asked.output is not None:
-        Path(asked.output).mkdir(parents=True, exist_ok=True)
+        try:
+            Path(asked.output).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError("output_filename", f"cannot write {error.filename}: {error.strerror}") from error
     log.info("%s", shlex.join(command))
     return launcher, command, {**env, **prte_variables(env), **added}
 

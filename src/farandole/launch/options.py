@@ -1,6 +1,7 @@
 """Options of `farandole run`: farandole's settings, and Horovod's names for them."""
 
 import argparse
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -104,7 +105,9 @@ def add_ssh_options(parser: argparse.ArgumentParser) -> None:
     ssh = parser.add_argument_group("ssh", "to hosts other than this machine; ~/.ssh/config applies")
     ssh.add_argument("-p", "--ssh-port", type=positive_count, metavar="PORT", help="port of the hosts' ssh servers")
     ssh.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key")
-    ssh.add_argument("--ssh-command", default="ssh", metavar="COMMAND", help="ssh, with options of your own")
+    ssh.add_argument(
+        "--ssh-command", type=_shell_words, default="ssh", metavar="COMMAND", help="ssh, with options of your own"
+    )
 
 
 def add_mpi_options(parser: argparse.ArgumentParser) -> None:
@@ -115,9 +118,10 @@ def add_mpi_options(parser: argparse.ArgumentParser) -> None:
     who = mpi.add_mutually_exclusive_group()
     who.add_argument("--mpi", action="store_true", help="start the ranks by the mpirun on PATH")
     who.add_argument("--gloo", action="store_true", help="start the ranks without MPI (default)")
-    mpi.add_argument("--mpi-args", metavar="WORDS", help="further options of mpirun; implies --mpi")
+    mpi.add_argument("--mpi-args", type=_shell_words, metavar="WORDS", help="further options of mpirun; implies --mpi")
     mpi.add_argument(
         "--binding-args",
+        type=_shell_words,
         metavar="WORDS",
         help="mpirun's options for binding and mapping; implies --mpi (default: none)",
     )
@@ -129,6 +133,15 @@ def positive_count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
     return int(text)
+
+
+def _shell_words(text: str) -> str:
+    """Return `text` if a shell could split it into words; raises argparse's error for unbalanced quotes."""
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"cannot be split into words ({error}): {text}") from error
+    return text
 
 
 def add_horovod_options(parser: argparse.ArgumentParser, but: Collection[str] = ()) -> None:
