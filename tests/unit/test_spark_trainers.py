@@ -238,6 +238,21 @@ def test_a_loss_that_compares_all_rows_is_warned_of(tmp_path: Path, monkeypatch:
     assert told == [warning], "torch's own loss over equal shapes"
 
 
+def test_columns_may_have_any_widths(tmp_path: Path) -> None:
+    widths = (5, 7, 11, 13, 17, 19, 23)
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, *columns: Tensor) -> Tensor:
+            return self.weight * torch.stack([each.sum(1) for each in columns]).sum(0)
+
+    columns = {**{f"x{width}": [[1.0] * width] * 2 for width in widths}, "y": [1.0, 2.0]}
+    assert trained(tmp_path, columns, job_of(Sums(), columns, plan_of(columns))).epoch == 1
+
+
 def test_numbers_that_are_none_are_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(running, "log_to_driver", told.append)

@@ -1,5 +1,6 @@
 """Trial of the model and the loss with one row before training, for errors that name columns and shapes."""
 
+import itertools
 import traceback
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -105,7 +106,7 @@ class _Broadcasting(TorchDispatchMode):
 def _row_count(sample: ShardBatch) -> int:
     """Return a number of rows that no dimension of the columns has, so that it identifies the dimension of rows."""
     taken = {size for values in sample.columns.values() for size in values.shape}
-    return next(number for number in (5, 7, 11, 13, 17, 19, 23) if number not in taken)
+    return next(number for number in itertools.count(5, 2) if number not in taken)
 
 
 def _located(error: Exception) -> str:
