@@ -157,9 +157,9 @@ def _run(image: Image, each: Instruction, arguments: Mapping[str, str], built: M
         mounted = f'mkdir -p "$1/root{mount["target"]}" "$1/from"\n'
         mounted += f'mount -t overlay overlay -o ro,lowerdir={":".join(map(str, below))} "$1/from"\n'
         mounted += f'mount --bind "$1/from{mount["source"]}" "$1/root{mount["target"]}"'
-    settings, folders = _pip_settings()
+    settings, paths = _pip_settings()
     command = ("sh", "-c", each.rest)
-    mounts = {folder: folder for folder in folders} | {CERTIFICATES: CERTIFICATES}
+    mounts = {path: path for path in paths} | {CERTIFICATES: CERTIFICATES}
     env = {**arguments, **settings, "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())}
     return _add(image, each, mounted, [str(below), str(sorted(arguments.items()))], command, mounts, env)
 
@@ -251,15 +251,15 @@ def _mirror(suite: str) -> str:
 
 @functools.cache
 def _pip_settings() -> tuple[dict[str, str], list[str]]:
-    """Return pip's settings on this machine as variables, and the folders that they name."""
+    """Return pip's settings on this machine as variables, and the files and folders that they name."""
     words = [sys.executable, "-m", "pip", "config", "list"]
     listing = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     found = re.findall(r"^(?:global|install|:env:)\.([\w.-]+?)='(.*)'$", listing, re.MULTILINE)
     settings = {f"PIP_{name.lstrip('.').replace('-', '_').upper()}": value for name, value in found}
     places = [word for value in settings.values() for word in value.split()]
     # An index in a folder links to files in the folder above it.
-    folders = [Path(each[7:]).parent if each.startswith("file:///") else Path(each) for each in places]
-    return settings, sorted({str(each) for each in folders if each.is_absolute() and each.is_dir()})
+    paths = [Path(each[7:]).parent if each.startswith("file:///") else Path(each) for each in places]
+    return settings, sorted({str(each) for each in paths if each.is_absolute() and each.exists()})
 
 
 def _context() -> Path:
