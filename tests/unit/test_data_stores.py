@@ -475,10 +475,12 @@ def test_credentials_that_expire_within_an_epoch_are_renewed(folder: Path, monke
         for batch in loader:
             rows += batch["row"].tolist()
             if not accounts:
+                _, expired = source._source._files.client._made  # type: ignore[union-attr]
                 renew("second")
                 store.fault = fault
         assert sorted(rows) == list(range(FILES * ROWS))
         assert accounts == {"first", "second"}
+        assert expired._connections._closed and not expired._connections._kept
         store.fault = lambda request: "expired"
         with pytest.raises(SourceError, match=r"ExpiredToken.* at attempt 4 of 4"):
             source.read(source.row_groups[0], ["row"])

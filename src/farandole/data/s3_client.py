@@ -39,6 +39,7 @@ class S3Client(PagedStore):
         self.flight = Flight()
         self._lock = threading.Lock()
         self._made: tuple[Any, S3Requests] | None = None
+        self._close_made: Callable[[], object] = lambda: None  # at the latest when this client is not used any more
 
     def __reduce__(self) -> tuple[type["S3Client"], tuple[str, dict[str, object]]]:
         return type(self), (self._url, self._options)
@@ -214,14 +215,15 @@ class S3Client(PagedStore):
                     connections=MOST_IN_FLIGHT,
                 )
                 self._made = made = client, requests
-                weakref.finalize(self, _close, *made)
+                self._close_made = weakref.finalize(self, _close, *made)
             return self._made
 
     def _forget(self, used: Any) -> None:
-        """Drop `used`, so that the next request makes a new client, which reads the credentials anew."""
+        """Close `used`, so that the next request makes a new client, which reads the credentials anew."""
         with self._lock:
             if self._made is not None and used in self._made:
                 self._made = None
+                self._close_made()  # requests that are running still get their answers
 
 
 def _close(client: Any, requests: S3Requests) -> None:
