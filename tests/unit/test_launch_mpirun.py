@@ -1,6 +1,9 @@
 """The command line of the site's mpirun, as `--mpi` makes it."""
 
 import logging
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -222,3 +225,18 @@ def test_a_folder_for_output_that_cannot_be_made(
     folder = tmp_path / "mpirun" / "logs"
     assert run_commandline(["--mpi", "-np", "2", "--output-filename", str(folder), *PROGRAM]) == 2
     assert f"output_filename: cannot write {folder}: Not a directory" in caplog.text
+
+
+def test_mpirun_gets_the_signals_that_python_ignores(tmp_path: Path) -> None:
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'; grep SigIgn /proc/self/status\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "farandole.compat.horovodrun", "--mpi", "-np", "2", *PROGRAM],
+        env={"PATH": f"{tmp_path}:/bin:/usr/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    ignored = int(done.stdout.splitlines()[-1].split()[1], 16)
+    assert [name for name in (signal.SIGPIPE, signal.SIGXFSZ) if ignored >> name - 1 & 1] == []

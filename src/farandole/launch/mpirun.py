@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -142,6 +143,8 @@ def become_mpirun(asked: Asked, words: Sequence[str], environment: Mapping[str, 
     launcher, command, env = prepare(asked, words, environment, fabric)
     sys.stdout.flush()
     sys.stderr.flush()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, and mpirun's processes would inherit that
+        signal.signal(number, signal.SIG_DFL)
     try:
         # argv[0] is the bare name: given an absolute path, Open MPI looks for itself at this path on other hosts.
         os.execve(launcher.path, command, env)
