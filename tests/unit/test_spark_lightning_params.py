@@ -13,15 +13,19 @@ pytest.importorskip("torch")
 pytest.importorskip("lightning")
 
 import lightning.pytorch as lightning
+import numpy as np
 import pytorch_lightning
 import torch
 
+from farandole.data import ShardBatch
 from farandole.errors import ConfigError
 from farandole.lightning.packages import package_of
 from farandole.lightning.stepping import stepping
 from farandole.spark.lightning import LightningEstimator, LightningModel
-from farandole.spark.trainers.lightning_data import ahead, queue_length
+from farandole.spark.trainers.lightning_data import Tensors, ahead, queue_length
 from farandole.spark.trainers.lightning_files import moved
+from farandole.spark.trainers.lightning_plain import Losses, wrapped
+from farandole.spark.trainers.torch_tensors import Inputs
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -208,6 +212,24 @@ def test_a_thread_makes_values_ahead_and_ends() -> None:
 
 def test_lengths_of_queues() -> None:
     assert [queue_length(asked, 8) for asked in (None, 0, 0.0, 3, 0.25, 0.01, 1.0)] == [0, 0, 0, 3, 2, 1, 8]
+
+
+@pytest.mark.parametrize(("shapes", "shape"), [(None, (2, 6)), (((-1, 2, 3),), (2, 2, 3))])
+def test_labels_of_a_plain_module_have_the_shapes_that_were_given(shapes: Any, shape: tuple[int, ...]) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(label.shape))
+        return (output.flatten() - label.flatten()).square().mean()
+
+    model = torch.nn.Linear(1, 6)
+    optimizer = torch.optim.SGD(model.parameters())
+    losses = Losses(optimizer=optimizer, losses=(loss,), weights=(1.0,), metrics=())
+    inputs = Inputs(columns=("x",), shapes=((-1, 1),), dtype=torch.float32)
+    tensors = Tensors(inputs=inputs, label_cols=("y",), label_shapes=shapes, weight_col=None)
+    module = wrapped(lightning, model, losses, tensors, None)  # type: ignore[arg-type]
+    module.training_step(tensors.of(ShardBatch({"x": np.ones(2), "y": np.ones((2, 6))}, 2, 1.0)), 0)
+    assert seen == [shape]
 
 
 def test_paths_of_an_earlier_attempt_are_moved() -> None:

@@ -13,7 +13,7 @@ from farandole.data import ShardBatch
 from farandole.spark.logs import log_to_driver
 from farandole.spark.trainers.report import Meter
 from farandole.spark.trainers.run import Run
-from farandole.spark.trainers.torch_tensors import Inputs
+from farandole.spark.trainers.torch_tensors import Inputs, label_tensor
 
 __all__ = ["Loader", "Tensors", "ahead", "queue_length"]
 
@@ -34,10 +34,8 @@ class Tensors:
         columns = batch.columns
         given = {name: self.inputs.tensor(place, columns[name]) for place, name in enumerate(self.inputs.columns)}
         for place, name in enumerate(self.label_cols):
-            label = torch.from_numpy(columns[name])
-            label = label.to(self.inputs.dtype if label.is_floating_point() else torch.int64)
-            shapes = self.label_shapes
-            given[name] = label if shapes is None else label.reshape(len(label), *shapes[place][1:])
+            shape = None if self.label_shapes is None else self.label_shapes[place]
+            given[name] = label_tensor(columns[name], self.inputs.dtype, shape)
         if self.weight_col is not None:
             given[self.weight_col] = torch.from_numpy(columns[self.weight_col]).to(self.inputs.dtype)
         return given

@@ -12,7 +12,7 @@ from farandole.spark.trainers.lightning_data import Tensors
 from farandole.spark.trainers.run import Run
 from farandole.spark.trainers.torch import Metric, made_losses, score_names
 from farandole.spark.trainers.torch_losses import Loss, mean_loss
-from farandole.spark.trainers.torch_tensors import outputs_of
+from farandole.spark.trainers.torch_tensors import as_output, outputs_of
 
 __all__ = ["Losses", "wrapped"]
 
@@ -46,6 +46,7 @@ class _PlainModule(_Base):  # type: ignore[misc]  # its other base is the packag
         super().__init__()
         self.model, self._losses = model, losses
         self._features, self._labels, self._weight_col = tensors.inputs.columns, tensors.label_cols, tensors.weight_col
+        self._shaped = tensors.label_shapes is not None  # by the user
 
     def forward(self, *inputs: Tensor) -> Any:
         """Call the model."""
@@ -65,7 +66,7 @@ class _PlainModule(_Base):  # type: ignore[misc]  # its other base is the packag
 
     def _step(self, batch: dict[str, Tensor], prefix: str) -> Tensor:
         outputs = outputs_of(self.model(*[batch[name] for name in self._features]), self._labels)
-        pairs = [(output, _fit(batch[name], output)) for name, output in zip(self._labels, outputs, strict=True)]
+        pairs = [(output, self._fit(batch[name], output)) for name, output in zip(self._labels, outputs, strict=True)]
         weights = None if self._weight_col is None else batch[self._weight_col]
         settings = self._losses
         each = [
@@ -78,7 +79,7 @@ class _PlainModule(_Base):  # type: ignore[misc]  # its other base is the packag
             self.log(prefix + name, score, on_step=False, on_epoch=True, sync_dist=True)
         return torch.stack(each).sum()
 
-
-def _fit(label: Tensor, output: Tensor) -> Tensor:
-    """Return the label in the output's shape and type if it has as many numbers, otherwise unchanged."""
-    return label.reshape(output.shape).to(output.dtype) if label.numel() == output.numel() else label
+    def _fit(self, label: Tensor, output: Tensor) -> Tensor:
+        """Return the label as `as_output` does, in the shape that the user has given."""
+        fitted = as_output(label, output)
+        return fitted.reshape(label.shape) if self._shaped else fitted
