@@ -4,6 +4,7 @@
 is there. No dependency of farandole installs them. Intel MPI needs libfabric (Debian, Ubuntu: apt-get install
 libfabric1)."""
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -22,15 +23,19 @@ def folder(name: str) -> Path:
 def install(name: str) -> Path:
     """Install the package `name` unless it is there; return its folder.
 
-    Blocks for the download. Raises `subprocess.CalledProcessError` if pip fails; pip's output goes to the terminal."""
+    Blocks for the download, also if another process does it. Raises `subprocess.CalledProcessError` if pip fails; pip's
+    output goes to the terminal."""
     there = folder(name)
-    if not there.exists():
-        new = there.with_suffix(".new")
-        shutil.rmtree(new, ignore_errors=True)
-        words = ["install", "--quiet", "--no-deps", "--no-warn-script-location", "--prefix", str(new)]
-        words += [f"{name}=={VERSIONS[name]}"]
-        subprocess.run([sys.executable, "-m", "pip", *words], timeout=LIMIT, check=True)
-        new.rename(there)
+    there.parent.mkdir(parents=True, exist_ok=True)
+    with (there.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests in several processes install; the second finds the first's folder
+        if not there.exists():
+            new = there.with_suffix(".new")
+            shutil.rmtree(new, ignore_errors=True)
+            words = ["install", "--quiet", "--no-deps", "--no-warn-script-location", "--prefix", str(new)]
+            words += [f"{name}=={VERSIONS[name]}"]
+            subprocess.run([sys.executable, "-m", "pip", *words], timeout=LIMIT, check=True)
+            new.rename(there)
     return there
 
 
