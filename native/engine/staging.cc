@@ -56,34 +56,37 @@ std::shared_ptr<StagedCall> Staging::start(RequestView request, std::span<const 
   try {
     enqueue(*call, tensors);
   } catch (...) {
-    call->release(wait_briefly(call->arrived_) && call->arrived_.size() > 0);
-    const std::lock_guard lock(mu_);
-    for (const auto& member : call->members_) names_.erase(member.operation->request.name);
+    withdraw(call, wait_briefly(call->arrived_) && !call->arrived_.empty());
     throw;
   }
-  const bool has_copies = !call->arrived_.empty();
-  {
-    const std::lock_guard lock(mu_);
-    if (has_copies) arriving_.push_back(call);
-    under_way_.insert(call);
-    if (!thread_.joinable()) thread_ = std::thread(&Staging::run, this);
-    changed_.notify_all();
+  try {
+    add(call);
+    if (call->arrived_.empty()) submit(call);
+  } catch (...) {
+    withdraw(call, wait_briefly(call->arrived_));
+    throw;
   }
   if (!has_copies) submit_at_once(call);
   return call;
 }
 
-/// Submit a call whose operations need no copies.
-void Staging::submit_at_once(const Call& call) {
-  try {
-    submit(call);
-  } catch (...) {
-    call->release(true);
-    const std::lock_guard lock(mu_);
-    for (const auto& member : call->members_) names_.erase(member.operation->request.name);
-    under_way_.erase(call);
-    throw;
-  }
+/// Leave the call to the thread, which submits it once its copies have arrived. Throws Error (Closed) after close(),
+/// which may have run since the call has claimed its names: the thread has ended then.
+void Staging::add(const Call& call) {
+  const std::lock_guard lock(mu_);
+  require_open();
+  if (!thread_.joinable()) thread_ = std::thread(&Staging::run, this);
+  under_way_.insert(call);
+  if (!call->arrived_.empty()) arriving_.push_back(call);
+  changed_.notify_all();
+}
+
+/// Undo the start of a call that was not submitted.
+void Staging::withdraw(const Call& call, bool device_works) {
+  call->release(device_works);
+  const std::lock_guard lock(mu_);
+  for (const auto& member : call->members_) names_.erase(member.operation->request.name);
+  under_way_.erase(call);
 }
 
 void Staging::prepare(StagedCall::Member& member, RequestView request, const StagedTensor& tensor, size_t index,
@@ -139,9 +142,14 @@ bool Staging::prepare_side(StagedCall::Member& member, const RequestView& reques
   return true;
 }
 
+/// Needs the lock.
+void Staging::require_open() const {
+  if (closing_) throw Error::closed("it was shut down");
+}
+
 void Staging::claim_names(const StagedCall& call) {
   const std::lock_guard lock(mu_);
-  if (closing_) throw Error::closed("it was shut down");
+  require_open();
   for (size_t i = 0; i < call.members_.size(); ++i) {
     const std::string& name = call.members_[i].operation->request.name;
     if (names_.insert(name).second) continue;

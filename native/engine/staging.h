@@ -66,7 +66,8 @@ class Staging {
   CudaMark copy_result(StagedCall& call, size_t index, CudaDevice& device, CudaDevice::Address to, size_t bytes,
                        CudaDevice::Stream stream);
 
-  /// Fails operations that were not submitted yet, and stops the thread. Call it after Engine::shutdown(). Idempotent.
+  /// Fails operations that were not submitted yet, and stops the thread. Call it after Engine::shutdown(). Idempotent;
+  /// a second caller returns when the first has finished.
   void close();
 
  private:
@@ -86,6 +87,9 @@ class Staging {
   void enqueue(StagedCall& call, std::span<const StagedTensor> tensors);
   void run() noexcept;
   bool advance(Lock& lock);
+  void add(const Call& call);
+  void withdraw(const Call& call, bool device_works);
+  void require_open() const;
   void submit(const Call& call);
   void submit_at_once(const Call& call);
   void fail(const Call& call, const Error& error);
@@ -96,6 +100,8 @@ class Staging {
 
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<PinnedPool> pool_;
+
+  std::mutex ending_;  // held by close()
 
   std::mutex mu_;  // guards the members below
   std::condition_variable changed_;

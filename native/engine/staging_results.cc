@@ -129,15 +129,19 @@ CudaMark Staging::copy_result(StagedCall& call, size_t index, CudaDevice& device
 
 void Staging::close() {
   if (engine_->is_forked()) return;  // the thread is the parent's
+  const std::lock_guard ending(ending_);
   {
     const std::lock_guard lock(mu_);
-    closing_ = true;
+    closing_ = true;  // from here on, add() neither starts the thread nor adds a call
     changed_.notify_all();
   }
   if (thread_.joinable()) thread_.join();
-  while (!arriving_.empty()) {
-    const Call call = std::move(arriving_.front());
-    arriving_.pop_front();
+  std::deque<Call> waiting;
+  {
+    const std::lock_guard lock(mu_);
+    waiting.swap(arriving_);
+  }
+  for (const Call& call : waiting) {
     if (!wait_briefly(call->arrived_)) call->release(false);
     fail(call, Error::closed("it was shut down while this operation was pending"));
   }

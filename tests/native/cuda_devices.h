@@ -21,6 +21,8 @@ struct StandInCuda {
   void (*configure)(int devices, int version, int slowest_us) = find<decltype(configure)>("stand_in_configure");
   void (*fail)(const char* function, int code, int calls) = find<decltype(fail)>("stand_in_fail");
   void (*break_devices)(int code) = find<decltype(break_devices)>("stand_in_break");
+  void (*hold)(const char* function) = find<decltype(hold)>("stand_in_hold");
+  void (*release)() = find<decltype(release)>("stand_in_release");
   void (*share)(int shared) = find<decltype(share)>("stand_in_share");
   void (*pools)(int on) = find<decltype(pools)>("stand_in_pools");
   size_t (*live)() = find<decltype(live)>("stand_in_live");

@@ -89,6 +89,7 @@ struct Driver {
   bool spoiled = false;                                 // a capture
   std::map<std::string, std::pair<int, int>> failures;  // by function: code, calls before it
   std::map<std::string, int> calls;
+  std::string held;  // calls of this function wait
   std::map<int, std::unique_ptr<Context>> contexts;
   std::vector<std::unique_ptr<Stream>> streams;  // all that were made: their threads stay
   std::vector<void*> abandoned;                  // work of a device that broke
@@ -115,6 +116,11 @@ inline thread_local int capture_mode = 0;
 inline int refusal(const char* function) {
   Driver& d = driver();
   const int made = d.calls[function]++;
+  if (d.held == function) {
+    std::unique_lock held(d.mu, std::adopt_lock);
+    d.changed.wait(held, [&] { return d.held != function; });
+    held.release();
+  }
   if (const auto found = d.failures.find(function); found != d.failures.end() && made >= found->second.second)
     return found->second.first;
   if (d.initialized != getpid()) return kNotInitialized;

@@ -34,6 +34,18 @@ void stand_in_fail(const char* function, int code, int calls) {
 /// Makes all devices parts of the same GPU.
 void stand_in_share(int shared) { driver().one_gpu = shared != 0; }
 
+/// Holds calls of `function` until stand_in_release(), with the lock free.
+void stand_in_hold(const char* function) {
+  const std::lock_guard lock(driver().mu);
+  driver().held = function;
+}
+
+void stand_in_release() {
+  const std::lock_guard lock(driver().mu);
+  driver().held.clear();
+  driver().changed.notify_all();
+}
+
 /// Lets devices have memory in the order of streams, or not.
 void stand_in_pools(int on) { driver().pools = on != 0; }
 

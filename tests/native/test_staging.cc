@@ -1,7 +1,10 @@
 // Collectives on device memory through pinned host memory, over a stand-in for CUDA whose streams run late: results,
 // order, errors, and that no memory stays in use.
 #include <cmath>
+#include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 
 #include "check.h"
 #include "device_ranks.h"
@@ -220,6 +223,29 @@ void test_shutdown() {
   CHECK(!alive.expired());
 }
 
+/// close() runs while another thread is in the middle of start(): nothing would submit the call or fail it any more.
+void test_a_start_during_close() {
+  must_run(1, [](DeviceRank& rank) {
+    const DeviceNumbers numbers(own(rank, 10));
+    const int before = cuda().calls("cuMemcpyDtoHAsync");
+    cuda().hold("cuMemcpyDtoHAsync");
+    std::optional<Error> refused;
+    std::thread starting([&] {
+      try {
+        const auto call = rank.sum("x", numbers);
+        check::that(rank.staging().is_done(*call), "the call has ended");
+      } catch (const Error& error) {
+        refused = error;
+      }
+    });
+    while (cuda().calls("cuMemcpyDtoHAsync") == before) std::this_thread::yield();
+    rank.staging().close();
+    cuda().release();
+    starting.join();
+    CHECK(refused && refused->kind == ErrorKind::Closed);
+  });
+}
+
 void test_devices_that_fail() {
   for (const char* function : {"cuMemcpyDtoHAsync", "cuEventRecord", "cuMemHostAlloc", "cuMemcpyHtoDAsync"}) {
     const bool at_once = function != std::string("cuMemcpyHtoDAsync");
@@ -274,6 +300,7 @@ int main() {
   test_late_copies_back();
   CHECK_EQ(cuda().pinned(), size_t{0});
   test_shutdown();
+  test_a_start_during_close();
   test_devices_that_fail();
   test_a_device_that_breaks();
   CHECK_EQ(cuda().error(), 0);
