@@ -32,6 +32,7 @@ void require_running(const StagedTensor& tensor, std::string_view name) {
 Staging::Staging(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), pool_(engine_->pinned()) {}
 
 Staging::~Staging() {
+  engine_->shutdown();  // first: it completes operations, whose listeners use this object
   close();
   if (thread_.joinable()) static_cast<void>(new std::thread(std::move(thread_)));  // it runs in the parent process
 }
@@ -66,7 +67,6 @@ std::shared_ptr<StagedCall> Staging::start(RequestView request, std::span<const 
     withdraw(call, wait_briefly(call->arrived_));
     throw;
   }
-  if (!has_copies) submit_at_once(call);
   return call;
 }
 

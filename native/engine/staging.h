@@ -40,7 +40,7 @@ struct StagedTensor {
 class Staging {
  public:
   explicit Staging(std::shared_ptr<Engine> engine);
-  ~Staging();
+  ~Staging();  // shuts the engine down: operations under way refer to this object
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
@@ -91,7 +91,6 @@ class Staging {
   void withdraw(const Call& call, bool device_works);
   void require_open() const;
   void submit(const Call& call);
-  void submit_at_once(const Call& call);
   void fail(const Call& call, const Error& error);
   void finish(StagedCall::Member& member) noexcept;
   void complete(const Call& call) noexcept;

@@ -246,6 +246,20 @@ void test_a_start_during_close() {
   });
 }
 
+/// The listener of a submitted operation refers to the staging.
+void test_an_end_without_shutdown() {
+  std::vector<Wiring> wirings = ranks::wire({0, 0});
+  const auto engine = std::make_shared<Engine>(std::move(wirings[0]), options());
+  auto staging = std::make_unique<Staging>(engine);
+  const DeviceNumbers numbers(std::vector<float>(10, 1));
+  const std::vector<int64_t> shape{10};
+  const StagedTensor tensor = DeviceRank::tensor("x", numbers, &numbers, shape);
+  const auto call = staging->start(request_of(Kind::Allreduce), {&tensor, 1});
+  CHECK(staging->wait_for_submissions(seconds(20)));
+  staging.reset();  // rank 1 never asks
+  CHECK(call->operation(0)->done() && call->operation(0)->error->kind == ErrorKind::Closed);
+}
+
 void test_devices_that_fail() {
   for (const char* function : {"cuMemcpyDtoHAsync", "cuEventRecord", "cuMemHostAlloc", "cuMemcpyHtoDAsync"}) {
     const bool at_once = function != std::string("cuMemcpyHtoDAsync");
@@ -301,6 +315,7 @@ int main() {
   CHECK_EQ(cuda().pinned(), size_t{0});
   test_shutdown();
   test_a_start_during_close();
+  test_an_end_without_shutdown();
   test_devices_that_fail();
   test_a_device_that_breaks();
   CHECK_EQ(cuda().error(), 0);
