@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from launch import until_initialized
 from namespaces import bridge, namespaces
@@ -145,7 +146,9 @@ class SimulatedRank:
 
 
 def simulated(address: str, secret: bytes, size: int) -> tuple[float, int]:
-    """Simulate the rendezvous of `size` ranks; return the seconds until the last answer, and the retries."""
+    """Simulate the rendezvous of `size` ranks; return the seconds until the last answer, and the retries.
+
+    Raises `TimeoutError` if that takes longer than `SECONDS`."""
     started = time.monotonic()
     where, retried, kept = split_address(address), 0, bytearray()
     with selectors.DefaultSelector() as selector:
@@ -156,8 +159,11 @@ def simulated(address: str, secret: bytes, size: int) -> tuple[float, int]:
 
         for rank in range(size):
             call(rank)
-        while selector.get_map():
-            for each, _ in selector.select(SECONDS):
+        while waiting := len(selector.get_map()):
+            events = selector.select(SECONDS)
+            if not events or time.monotonic() > started + SECONDS:
+                raise TimeoutError(f"{waiting} of {size} simulated ranks got no answer within {SECONDS:g} s")
+            for each, _ in events:
                 rank = each.data
                 try:
                     if not rank.receive():
@@ -190,18 +196,27 @@ def serve_rendezvous(size: int, pipe: "multiprocessing.connection.Connection") -
     pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
+def receive(pipe: "multiprocessing.connection.Connection") -> Any:
+    """Return what the server's process sends. Raises `EOFError` if it has died, `TimeoutError` if it sends nothing."""
+    if not pipe.poll(SECONDS):
+        raise TimeoutError(f"the server's process sent nothing for {SECONDS:g} s")
+    return pipe.recv()
+
+
 def meet(size: int) -> tuple[float, float, float]:
     """Return the seconds of the rendezvous of `size` ranks, the peak MiB of the server's process, and the retries."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     server = context.Process(target=serve_rendezvous, args=(size, there))
     server.start()
-    address, secret = here.recv()
+    there.close()  # the server's process has the only other copy, so its death ends the pipe
     try:
+        address, secret = receive(here)
         seconds, retried = simulated(address, secret, size)
-    finally:
         here.send(None)
-        memory = here.recv()
+        memory = receive(here)
+    finally:
+        server.kill()  # after its last message it has nothing more to do
         server.join()
     return seconds, memory, retried
 
