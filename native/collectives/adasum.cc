@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/half.h"
+#include "collectives/lent.h"
 
 namespace farandole {
 namespace {
@@ -135,8 +136,8 @@ class Adasum {
     const std::byte* bytes = whole ? bucket_.pieces()[0].in : packed_.data();
     const size_t shard = shards_[me_].elements();
     values_.resize(n_ * shard);
-    std::vector<std::byte> halves(is_half() ? n_ * shard * width_ : 0);
-    std::byte* arrived = is_half() ? halves.data() : reinterpret_cast<std::byte*>(values_.data());
+    if (is_half()) halves_.resize(n_ * shard * width_);
+    std::byte* arrived = is_half() ? halves_.data() : reinterpret_cast<std::byte*>(values_.data());
     std::vector<const std::byte*> in(n_);
     std::vector<std::byte*> out(n_);
     for (size_t peer = 0; peer < n_; ++peer) {
@@ -144,7 +145,7 @@ class Adasum {
       out[peer] = arrived + peer * shard * width_;
     }
     world_.alltoall(in, out, [this](int, int to) { return shards_[static_cast<size_t>(to)].elements() * width_; });
-    if (is_half()) widen(dtype_, halves.data(), values_.data(), values_.size());
+    if (is_half()) widen(dtype_, halves_.data(), values_.data(), values_.size());
   }
 
   /// Combines the ranks' shards in a binary tree; the result is at rank 0's place. A shard without a partner moves up
@@ -153,25 +154,24 @@ class Adasum {
     for (size_t step = 1; step < n_; step *= 2) {
       std::vector<size_t> firsts;
       for (size_t first = 0; first + step < n_; first += 2 * step) firsts.push_back(first);
-      const std::vector<Dots> dots = dots_of_level(firsts, step);
+      find_dots(firsts, step);
       for (size_t pair = 0; pair < firsts.size(); ++pair)
         for (const Part& part : parts_)
-          combine_part(part, firsts[pair], step, dots[pair * bucket_.pieces().size() + part.tensor]);
+          combine_part(part, firsts[pair], step, dots_[pair * bucket_.pieces().size() + part.tensor]);
     }
   }
 
   /// Dot products of all pairs and tensors, over the shards of all ranks; the same on every rank.
-  std::vector<Dots> dots_of_level(const std::vector<size_t>& firsts, size_t step) {
+  void find_dots(const std::vector<size_t>& firsts, size_t step) {
     const size_t tensors = bucket_.pieces().size();
-    std::vector<Dots> dots(firsts.size() * tensors);
+    dots_.assign(firsts.size() * tensors, {});
     for (size_t pair = 0; pair < firsts.size(); ++pair)
       for (const Part& part : parts_)
-        dots[pair * tensors + part.tensor] =
+        dots_[pair * tensors + part.tensor] =
             dots_of(at(firsts[pair]) + part.begin, at(firsts[pair] + step) + part.begin, part.end - part.begin);
-    auto* bytes = reinterpret_cast<std::byte*>(dots.data());
-    const Piece piece{bytes, bytes, dots.size() * sizeof(Dots)};
+    auto* bytes = reinterpret_cast<std::byte*>(dots_.data());
+    const Piece piece{bytes, bytes, dots_.size() * sizeof(Dots)};
     world_.allreduce({&piece, 1}, DType::Float64, {});
-    return dots;
   }
 
   void combine_part(const Part& part, size_t first, size_t step, const Dots& dots) {
@@ -185,9 +185,8 @@ class Adasum {
   /// Distributes all shards to all ranks.
   void spread() {
     const size_t shard = shards_[me_].elements();
-    std::vector<std::byte> halves(is_half() ? shard * width_ : 0);
-    if (is_half()) narrow(dtype_, values_.data(), halves.data(), shard);
-    const std::byte* mine = is_half() ? halves.data() : reinterpret_cast<const std::byte*>(values_.data());
+    if (is_half()) narrow(dtype_, values_.data(), halves_.data(), shard);
+    const std::byte* mine = is_half() ? halves_.data() : reinterpret_cast<const std::byte*>(values_.data());
     const bool whole = packed_.empty();
     std::byte* bytes = whole ? bucket_.pieces()[0].out : packed_.data();
     std::vector<std::byte*> out(n_);
@@ -214,7 +213,9 @@ class Adasum {
   std::vector<Shard> shards_;  // by owner
   std::vector<Part> parts_;    // of this rank's shard
   std::vector<std::byte> packed_;
-  std::vector<Work> values_;  // rank by rank
+  std::vector<std::byte> halves_;  // in the tensors' type, if that has 16 bits
+  std::vector<Work> values_;       // rank by rank
+  std::vector<Dots> dots_;         // of one level: pair by pair, tensor by tensor
 };
 
 }  // namespace
@@ -224,8 +225,8 @@ void adasum(World& world, int rank, int size, std::span<const Piece> pieces, DTy
   if (!is_floating(dtype)) throw Error::internal("adasum of a type that is not floating");
   const BucketView bucket(pieces);
   if (bucket.bytes() == 0) return;
-  if (dtype == DType::Float64) Adasum<double>(world, rank, size, bucket, dtype).run(prescale, postscale);
-  else Adasum<float>(world, rank, size, bucket, dtype).run(prescale, postscale);
+  if (dtype == DType::Float64) Lent<Adasum<double>>(world, world, rank, size, bucket, dtype)->run(prescale, postscale);
+  else Lent<Adasum<float>>(world, world, rank, size, bucket, dtype)->run(prescale, postscale);
 }
 
 }  // namespace farandole

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "collectives/lent.h"
 #include "collectives/nccl_collectives.h"
 #include "engine/device_run.h"
 #include "engine/device_side.h"
@@ -60,12 +61,12 @@ bool ends_by_itself(CudaDevice& device, CudaDevice::Stream stream) {
 
 template <class Value>
 std::vector<Value> gathered(World& world, const Value& mine, int size) {
-  std::vector<Value> all(static_cast<size_t>(size));
+  const Lent<std::vector<Value>> all(world, static_cast<size_t>(size));
   std::vector<std::byte*> out;
-  for (Value& each : all) out.push_back(reinterpret_cast<std::byte*>(&each));
-  const std::vector<size_t> bytes(all.size(), sizeof(Value));
+  for (Value& each : *all) out.push_back(reinterpret_cast<std::byte*>(&each));
+  const std::vector<size_t> bytes(all->size(), sizeof(Value));
   world.allgather(reinterpret_cast<const std::byte*>(&mine), out, bytes);
-  return all;
+  return *all;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/keep.h"
 #include "engine/execute.h"
 #include "engine/host_copies.h"
 #include "engine/joined.h"
@@ -29,15 +30,6 @@ bool synchronizes(const Recurring& recurring, bool by_mpi) {
   if (first.kind == Kind::Barrier) return true;
   if (by_mpi && first.kind == Kind::Broadcast) return false;
   return (first.kind == Kind::Allreduce || first.kind == Kind::Broadcast) && recurring.bytes > 0;
-}
-
-/// Keep the memory of failed operations until the process ends, because the transport may still write to it.
-void keep_for_ever(std::span<const OperationPtr> operations) {
-  using Kept = std::pair<OperationPtr, std::shared_ptr<void>>;
-  static std::mutex mu;
-  static auto* kept = new std::vector<Kept>();
-  const std::lock_guard lock(mu);
-  for (const OperationPtr& operation : operations) kept->emplace_back(operation, operation->keep);
 }
 
 /// Return whether these are only some members of a group, which must run as a whole.
@@ -126,8 +118,13 @@ void Executor::run(const Bucket& bucket, std::span<const OperationPtr> operation
     error = Error::internal(raised.what());
   }
   if (error) {
-    if (world_->has_abandoned()) keep_for_ever(operations);
-    for (const OperationPtr& operation : operations) driver_.fail(operation, *error);
+    for (const OperationPtr& operation : operations) {
+      if (world_->has_abandoned()) {
+        keep_for_ever(operation);
+        keep_for_ever(operation->keep);
+      }
+      driver_.fail(operation, *error);
+    }
     throw *error;
   }
   uint64_t bytes = 0;

@@ -1,21 +1,12 @@
 #include "engine/staged_call.h"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
+#include "base/keep.h"
+#include "transport/mpi_mesh.h"
+
 namespace farandole {
-namespace {
-
-/// Keeps tensors alive that a copy may still use.
-void keep_for_ever(std::shared_ptr<void> tensors) {
-  static std::mutex mu;
-  static auto* kept = new std::vector<std::shared_ptr<void>>();
-  const std::lock_guard lock(mu);
-  kept->push_back(std::move(tensors));
-}
-
-}  // namespace
 
 void StagedCall::hold(CudaDevice& device, CudaDevice::Stream stream) const {
   device.require_running(stream, members_.front().operation->request.name);
@@ -35,14 +26,16 @@ std::vector<CudaDevice*> StagedCall::devices() const {
 }
 
 void StagedCall::release(bool device_works) {
+  // After a failed operation MPI may write to the memory, too.
+  const bool is_free = device_works && !MpiComm::has_abandoned();
   for (StagedCall::Member& member : members_) {
-    if (!device_works) member.input.leak();
-    if (!device_works && member.has_output) member.result.leak();
-    if (!device_works && member.side) member.side->leak();
+    if (!is_free) member.input.leak();
+    if (!is_free && member.has_output) member.result.leak();
+    if (!is_free && member.side) member.side->leak();
     if (member.side) member.side->copies.clear();
     member.input = PinnedBuffer();
     if (member.has_output) member.result = PinnedBuffer();
-    if (!device_works) keep_for_ever(std::move(member.keep));
+    if (!is_free) keep_for_ever(std::move(member.keep));
     member.keep.reset();
   }
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/keep.h"
 
 namespace farandole {
 namespace {
@@ -72,10 +72,7 @@ MpiMesh::MpiMesh(std::shared_ptr<MpiComm> comm, Guard& guard, WaitPolicy policy,
 
 MpiMesh::~MpiMesh() {
   if (memory_ == nullptr || !MpiComm::has_abandoned()) return;
-  static std::mutex mu;
-  static auto* kept = new std::vector<std::unique_ptr<Memory>>();  // MPI may write to it until the process ends
-  const std::lock_guard lock(mu);
-  kept->push_back(std::move(memory_));
+  keep_for_ever(std::move(memory_));
 }
 
 std::byte* MpiMesh::grown(std::vector<std::byte>& memory, size_t bytes) {
