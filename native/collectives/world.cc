@@ -12,16 +12,14 @@
 namespace farandole {
 namespace {
 
-/// The shares of this rank, and the largest share of all ranks.
+/// The shares of this rank.
 struct OwnShares {
   std::vector<size_t> send, receive;
-  size_t longest = 0;
 
   OwnShares(const Shares& shares, int rank, int size) {
     for (int peer = 0; peer < size; ++peer) {
       send.push_back(shares(rank, peer));
       receive.push_back(shares(peer, rank));
-      for (int to = 0; to < size; ++to) longest = std::max(longest, shares(peer, to));
     }
   }
 };
@@ -77,7 +75,10 @@ struct SharedCalls {
   static void alltoall(SharedMesh& mesh, std::span<const std::byte* const> in, std::span<std::byte* const> out,
                        const Shares& shares) {
     const OwnShares own(shares, mesh.rank(), mesh.size());
-    shm_alltoall(mesh, in, own.send, out, own.receive, own.longest);
+    size_t longest = 0;  // share of all ranks
+    for (int from = 0; from < mesh.size(); ++from)
+      for (int to = 0; to < mesh.size(); ++to) longest = std::max(longest, shares(from, to));
+    shm_alltoall(mesh, in, own.send, out, own.receive, longest);
   }
 };
 

@@ -164,7 +164,11 @@ void movement() {
           check::that(first == numbers.fill(root, 0, 3) && second == numbers.fill(root, 3, rows * 4), "broadcast");
         }
       }
-      const auto share = [](int from, int to) { return static_cast<size_t>(from + 2 * to) * 4; };
+      int asked = 0;
+      const auto share = [&asked](int from, int to) {
+        ++asked;
+        return static_cast<size_t>(from + 2 * to) * 4;
+      };
       std::vector<std::vector<std::byte>> sent, received;
       std::vector<const std::byte*> in;
       std::vector<std::byte*> out;
@@ -172,7 +176,9 @@ void movement() {
         in.push_back(sent.emplace_back(numbers.fill(rank, 0, share(rank, peer) / 4)).data());
         out.push_back(received.emplace_back(share(peer, rank)).data());
       }
+      asked = 0;
       world.alltoall(in, out, share);
+      check::that(asked <= 2 * size, "only the rank's own shares count");
       for (int peer = 0; peer < size; ++peer)
         check::that(received[static_cast<size_t>(peer)] == numbers.fill(peer, 0, share(peer, rank) / 4), "exchanged");
       world.barrier();
