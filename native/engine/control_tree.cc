@@ -29,6 +29,7 @@ ControlTree::ControlTree(Wiring& wiring, const EngineOptions& options, Pending& 
       pending_(pending),
       trace_(trace),
       stall_(seconds(options.stall)),
+      timeout_(seconds(options.timeout)),
       tree_(wiring.parents),
       negotiator_({wiring.size, options.knobs.fusion_threshold, options.cache_capacity, seconds(options.timeout),
                    options.look_ahead}),
@@ -112,7 +113,9 @@ void ControlTree::handle(int sender, Plan plan) {
 }
 
 void ControlTree::handle(int sender, const Departure& departure) {
-  if (!departure.clean) throw announced_.emplace(Error::peer_lost("", departure.rank, departure.reason));
+  if (!departure.clean)
+    throw announced_.emplace(departure.rank == kNoRank ? Error::timeout("", {}, timeout_)
+                                                       : Error::peer_lost("", departure.rank, departure.reason));
   if (!tree_.holds(departure.rank) || !tree_.holds(departure.first)) throw Error::internal("an unknown rank has left");
   if (!is_parent(sender)) {
     announce_departure(departure.rank, departure.first);

@@ -99,7 +99,7 @@ class ControlTree {
   Wiring& wiring_;
   Pending& pending_;
   const Trace& trace_;
-  const double stall_;  // seconds
+  const double stall_, timeout_;  // seconds
   Tree tree_;
   Negotiator negotiator_;              // used by rank 0 only
   Collector collector_;                // used by all other ranks

@@ -58,7 +58,8 @@ std::string FailureDetector::reason_of(Abort::Reason reason) const {
     case Abort::Reason::Late:
       return "it did not do its part of an operation for " + text_of(timeout_) +
              ", the collective timeout: its process is stopped or hangs";
-    case Abort::Reason::Failed: break;
+    case Abort::Reason::Failed:
+    case Abort::Reason::Overdue: break;
   }
   return "it failed";
 }
@@ -70,7 +71,8 @@ Error FailureDetector::lost(int rank, Abort::Reason reason) const {
 /// Return the entry in the segment that reports `error` to the other ranks of this host.
 Abort FailureDetector::abort_of(const Error& error) const {
   if (error.kind == ErrorKind::Closed) return {wiring_.rank, Abort::Reason::Left};
-  if (error.kind == ErrorKind::Timeout && !error.ranks.empty()) return {error.ranks.front(), Abort::Reason::Late};
+  if (error.kind == ErrorKind::Timeout && error.ranks.empty()) return {wiring_.rank, Abort::Reason::Overdue};
+  if (error.kind == ErrorKind::Timeout) return {error.ranks.front(), Abort::Reason::Late};
   if (error.kind != ErrorKind::PeerLost) return {wiring_.rank, Abort::Reason::Failed};
   for (const auto reason : {Abort::Reason::Died, Abort::Reason::Left, Abort::Reason::Failed, Abort::Reason::Silent,
                             Abort::Reason::Cut, Abort::Reason::Late})
@@ -81,13 +83,16 @@ Abort FailureDetector::abort_of(const Error& error) const {
 /// Return the message that reports `error` to ranks of other hosts.
 Departure FailureDetector::departure_of(const Error& error, const Abort& why) const {
   if (error.kind == ErrorKind::PeerLost) return {error.rank, false, error.reason};
+  if (why.reason == Abort::Reason::Overdue) return {kNoRank, false, ""};
   if (why.reason == Abort::Reason::Late) return {why.rank, false, reason_of(why.reason)};
   return {wiring_.rank, false, std::string("it failed: ") + wiring_.in_job_ranks(error).what()};
 }
 
 std::optional<Error> FailureDetector::aborted() const {
   const auto abort = wiring_.segment->aborted();
-  return abort ? std::optional(lost(abort->rank, abort->reason)) : std::nullopt;
+  if (!abort) return std::nullopt;
+  if (abort->reason == Abort::Reason::Overdue) return Error::timeout("", {}, seconds_of(ns(timeout_)));
+  return lost(abort->rank, abort->reason);
 }
 
 std::optional<Error> FailureDetector::dead_local() const {

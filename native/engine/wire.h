@@ -39,10 +39,14 @@ struct FullRequest {
 /// Requests on their way up the tree.
 using CollectedRequests = std::vector<std::variant<NumberRange, FullRequest>>;
 
+/// Stands for a rank that is not known.
+inline constexpr int32_t kNoRank = -1;
+
 /// `rank` has left: cleanly, after doing its part, or not, which ends the job. `first` is the rank that left first, as
-/// far as the sender knows; the others may only have followed.
+/// far as the sender knows; the others may only have followed. Without a rank, the job ends because an operation was
+/// not over in time, and no rank is known to be the cause.
 struct Departure {
-  int32_t rank = -1;
+  int32_t rank = kNoRank;
   bool clean = false;
   std::string reason;
   int32_t first = -1;

@@ -38,7 +38,8 @@ struct RankArea {
 
 /// Why a job ended early, as reported by the first rank that noticed.
 struct Abort {
-  enum class Reason : uint32_t { Died = 1, Left = 2, Unreachable = 3, Failed = 4, Silent = 5, Cut = 6, Late = 7 };
+  /// Overdue: an operation was not over in time, and no rank is known to be the cause.
+  enum class Reason : uint32_t { Died = 1, Left, Unreachable, Failed, Silent, Cut, Late, Overdue };
   int rank;
   Reason reason;
 };

@@ -109,6 +109,22 @@ void test_timeouts() {
   CHECK(CHECK_THROWS(Error, (failures.check(), 0)).kind == ErrorKind::Timeout);
 }
 
+// Each rank's own deadline may pass at another moment. The first rank that notices is no more to blame than the others.
+void test_a_timeout_without_a_culprit_blames_nobody() {
+  const auto all = parts::make({0, 0, 1}, ranks::options(2));
+  all[0]->failures.poison(Error::timeout("x", {}, 2));
+  const Error near = CHECK_THROWS(Error, (all[1]->failures.check(), 0));
+  const Error far = CHECK_THROWS(Error, all[2]->control.receive());
+  for (const Error& heard : {near, far}) {
+    CHECK(heard.kind == ErrorKind::Timeout && heard.ranks.empty());
+    CHECK_EQ(heard.waited, 2.0);
+  }
+  all[2]->failures.poison(far);  // and so on to further hosts
+  CHECK(CHECK_THROWS(Error, (all[2]->failures.check(), 0)).kind == ErrorKind::Timeout);
+  const Error broken = Error::peer_lost("", 0, "its connection broke");
+  CHECK(all[2]->failures.root_cause(broken).kind == ErrorKind::Timeout);
+}
+
 void test_a_silent_coordinator_is_overdue() {
   const auto all = parts::make({0, 0}, ranks::options(0.01));
   const OperationPtr operation = barrier("x");
@@ -139,6 +155,7 @@ int main() {
   test_poison_is_told_to_other_hosts();
   test_the_root_cause_is_named();
   test_timeouts();
+  test_a_timeout_without_a_culprit_blames_nobody();
   test_a_silent_coordinator_is_overdue();
   test_shutdown_ends_a_collective();
   return check::report();
