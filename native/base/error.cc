@@ -48,6 +48,11 @@ const char* name_of(ErrorKind kind) {
   return "unknown";
 }
 
+int job_rank(int rank, const std::vector<int>& members) {
+  const auto place = static_cast<size_t>(rank);
+  return place < members.size() ? members[place] : rank;
+}
+
 Error::Error(ErrorKind kind, std::string name, const std::string& text)
     : std::runtime_error(text), kind(kind), name(std::move(name)) {}
 
@@ -138,10 +143,7 @@ Error Error::named(std::string name) const {
 
 Error Error::among(const std::string& process_set, const std::vector<int>& members) const {
   if (!this->process_set.empty() || process_set.empty()) return *this;
-  const auto number = [&members](int rank) {
-    const auto place = static_cast<size_t>(rank);
-    return place < members.size() ? members[place] : rank;
-  };
+  const auto number = [&members](int rank) { return job_rank(rank, members); };
   Error error = *this;
   error.rank = number(rank);
   std::transform(ranks.begin(), ranks.end(), error.ranks.begin(), number);

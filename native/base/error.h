@@ -24,6 +24,9 @@ enum class ErrorKind : uint8_t {
 // The Python class for `kind`, such as "PeerLost".
 [[nodiscard]] const char* name_of(ErrorKind kind);
 
+// The job's number of rank `rank` of a process set, whose ranks have these numbers; without `members`, `rank` itself.
+[[nodiscard]] int job_rank(int rank, const std::vector<int>& members);
+
 // A failure with its fields; `what()` is the message for users. Fields that the kind does not use keep their defaults.
 class Error : public std::runtime_error {
  public:

@@ -32,7 +32,7 @@ ControlTree::ControlTree(Wiring& wiring, const EngineOptions& options, Pending& 
       timeout_(seconds(options.timeout)),
       tree_(wiring.parents),
       negotiator_({wiring.size, options.knobs.fusion_threshold, options.cache_capacity, seconds(options.timeout),
-                   options.look_ahead}),
+                   options.look_ahead, wiring.members}),
       collector_(wiring.rank, tree_.children(wiring.rank), merge_wait_of(options)),
       left_(static_cast<size_t>(wiring.size)),
       departure_announced_(static_cast<size_t>(wiring.size)) {
@@ -266,8 +266,7 @@ void ControlTree::find_stalls(double now) {
   auto found = negotiator_.waiting() > 0 ? negotiator_.stalls(now - stall_) : std::vector<Negotiator::Stall>();
   for (Negotiator::Stall& stall : found)
     for (auto* ranks : {&stall.asked, &stall.missing})
-      for (int& rank : *ranks)
-        if (!wiring_.members.empty()) rank = wiring_.members[static_cast<size_t>(rank)];
+      for (int& rank : *ranks) rank = job_rank(rank, wiring_.members);
   const std::lock_guard lock(mu_);
   stalls_ = std::move(found);
 }

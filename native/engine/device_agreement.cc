@@ -13,18 +13,18 @@ std::string version_text(int version) {
 }
 
 /// Returns why these ranks cannot use NCCL; empty if they can.
-std::string obstacle(const std::vector<DeviceCard>& cards) {
+std::string obstacle(const std::vector<DeviceCard>& cards, const std::vector<int>& members) {
+  const auto number = [&members](size_t rank) { return std::to_string(job_rank(static_cast<int>(rank), members)); };
   for (size_t rank = 0; rank < cards.size(); ++rank)
-    if (!cards[rank].is_able)
-      return "rank " + std::to_string(rank) + " cannot use NCCL (" + cards[rank].why_not.data() + ")";
+    if (!cards[rank].is_able) return "rank " + number(rank) + " cannot use NCCL (" + cards[rank].why_not.data() + ")";
   std::map<std::array<char, 16>, size_t> owners;
   for (size_t rank = 0; rank < cards.size(); ++rank) {
     if (cards[rank].version != cards[0].version)
-      return "rank 0 has NCCL " + version_text(cards[0].version) + ", and rank " + std::to_string(rank) + " has " +
-             version_text(cards[rank].version) + "; install one version on all hosts";
+      return "rank " + number(0) + " has NCCL " + version_text(cards[0].version) + ", and rank " + number(rank) +
+             " has " + version_text(cards[rank].version) + "; install one version on all hosts";
     const auto [owner, fresh] = owners.try_emplace(cards[rank].gpu, rank);
     if (!fresh)
-      return "ranks " + std::to_string(owner->second) + " and " + std::to_string(rank) +
+      return "ranks " + number(owner->second) + " and " + number(rank) +
              " are on the same GPU; let each use the one at its local rank";
   }
   return "";
@@ -41,14 +41,14 @@ std::optional<Error> DeviceDecision::refusal(const Request& request) const {
                                           ". Set the variable to MPI to use host memory instead");
 }
 
-DeviceDecision decide(const std::vector<DeviceCard>& cards) {
+DeviceDecision decide(const std::vector<DeviceCard>& cards, const std::vector<int>& members) {
   DeviceDecision made;
   for (const DeviceCard& card : cards)
     for (size_t kind = 0; kind < kKinds; ++kind) {
       made.through_host[kind] = made.through_host[kind] || card.through_host[kind];
       made.by_nccl[kind] = made.by_nccl[kind] || card.by_nccl[kind];
     }
-  made.why_not = obstacle(cards);
+  made.why_not = obstacle(cards, members);
   return made;
 }
 

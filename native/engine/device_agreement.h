@@ -41,8 +41,8 @@ struct DeviceDecision {
 };
 
 /// Decides for NCCL if every rank has its own GPU and all have the same version of NCCL. Pure; the same on all ranks.
-/// `cards` is indexed by rank.
-[[nodiscard]] DeviceDecision decide(const std::vector<DeviceCard>& cards);
+/// `cards` is indexed by rank; texts name the job's ranks, see job_rank().
+[[nodiscard]] DeviceDecision decide(const std::vector<DeviceCard>& cards, const std::vector<int>& members);
 
 /// Returns whether another rank is a thread of the same process as `rank`. Pure.
 [[nodiscard]] bool shares_process(const std::vector<DeviceCard>& cards, int rank);

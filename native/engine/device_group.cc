@@ -76,8 +76,8 @@ bool fits_nccl(Kind kind, DType dtype, const Reduction& reduction) {
   return std::ranges::find(kMovements, kind) != kMovements.end();
 }
 
-DeviceGroup::DeviceGroup(int rank, int size, GpuOptions options, Guard& guard)
-    : rank_(rank), size_(size), options_(std::move(options)), guard_(guard) {}
+DeviceGroup::DeviceGroup(int rank, int size, std::vector<int> members, GpuOptions options, Guard& guard)
+    : rank_(rank), size_(size), members_(std::move(members)), options_(std::move(options)), guard_(guard) {}
 
 DeviceGroup::~DeviceGroup() { close(false); }
 
@@ -142,7 +142,7 @@ DeviceCard DeviceGroup::card() {
 
 void DeviceGroup::agree(World& world) {
   const std::vector<DeviceCard> cards = gathered(world, card(), size_);
-  DeviceDecision decision = decide(cards);
+  DeviceDecision decision = decide(cards, members_);
   if (decision.why_not.empty() && shares_process(cards, rank_)) device_->share_pool();
   if (rank_ == 0 && !decision.why_not.empty())
     log(LogLevel::Warning, "tensors on GPUs go through host memory, because ", decision.why_not,
@@ -172,7 +172,9 @@ void DeviceGroup::connect(World& world) {
   }
   const Invitation given = gathered(world, own, size_).front();
   if (problem) throw *problem;
-  if (!given.is_made) throw Error::fabric("", "rank 0 could not make an id for NCCL's communicator");
+  if (!given.is_made)
+    throw Error::fabric(
+        "", "rank " + std::to_string(job_rank(0, members_)) + " could not make an id for NCCL's communicator");
   stream_ = device_->make_stream(true);  // urgent, because the other ranks wait for its work
   comm_ = std::make_unique<NcclComm>(library_, *device_, given.id, rank_, size_, guard_,
                                      [this](const Error& error) { note(error); });

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "collectives/world.h"
 #include "device/cuda_device.h"
@@ -27,7 +28,8 @@ namespace farandole {
 /// they run, and later ones before they are submitted; see Staging.
 class DeviceGroup {
  public:
-  DeviceGroup(int rank, int size, GpuOptions options, Guard& guard);
+  /// `members` has the job's numbers of a process set's ranks.
+  DeviceGroup(int rank, int size, std::vector<int> members, GpuOptions options, Guard& guard);
   ~DeviceGroup();
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
@@ -68,6 +70,7 @@ class DeviceGroup {
   void note(const Error& error) noexcept;
 
   const int rank_, size_;
+  const std::vector<int> members_;
   const GpuOptions options_;
   Guard& guard_;
 

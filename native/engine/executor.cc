@@ -50,7 +50,7 @@ Executor::Executor(Wiring& wiring, const EngineOptions& options, Pending& pendin
       results_(ResultPool::make(options.kept_results)),
       world_(take_world(wiring, failures, options.spin)),
       pinned_(PinnedPool::make(kKeptPinned)),
-      devices_(wiring.rank, wiring.size, options.gpu, failures) {
+      devices_(wiring.rank, wiring.size, wiring.members, options.gpu, failures) {
   if (wiring.is_one_host()) {
     arena_ = Arena::make(wiring.segment, wiring.rank);
     if (wiring.has_spare_cores()) lane_.emplace(*wiring.segment, wiring.rank, options.spin);

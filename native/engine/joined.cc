@@ -80,7 +80,8 @@ void Joined::clear() {
   count_ = 0;
 }
 
-std::optional<Error> impossible_with_joined(const std::vector<std::optional<Request>>& asked) {
+std::optional<Error> impossible_with_joined(const std::vector<std::optional<Request>>& asked,
+                                            const std::vector<int>& members) {
   const Request* request = nullptr;
   for (const auto& each : asked)
     if (each) request = &*each;
@@ -90,7 +91,7 @@ std::optional<Error> impossible_with_joined(const std::vector<std::optional<Requ
   };
   for (size_t rank = 0; rank < asked.size(); ++rank) {
     if (asked[rank]) continue;
-    const std::string who = "rank " + std::to_string(rank) + " has joined";
+    const std::string who = "rank " + std::to_string(job_rank(static_cast<int>(rank), members)) + " has joined";
     if (request->kind == Kind::Reducescatter) return refused("Reducescatter", who + " and would not keep its rows");
     if (request->kind == Kind::Broadcast && static_cast<size_t>(request->root) == rank)
       return refused("Broadcast", who + " and is the root");

@@ -33,8 +33,9 @@ class Joined {
 };
 
 /// Returns an error if the equal requests in `asked` cannot run because the ranks without a request have joined: data
-/// would be lost that only a joined rank could give or take.
-[[nodiscard]] std::optional<Error> impossible_with_joined(const std::vector<std::optional<Request>>& asked);
+/// would be lost that only a joined rank could give or take. The error names it by the job's number; see job_rank().
+[[nodiscard]] std::optional<Error> impossible_with_joined(const std::vector<std::optional<Request>>& asked,
+                                                          const std::vector<int>& members);
 
 /// A joined rank's side of the others' request, which does not change the result. Zeros for sums, the largest value for
 /// Min, the smallest for Max, one for Product; no rows for allgather and alltoall.

@@ -222,7 +222,7 @@ void Negotiator::resolve(RankRequests asked) {
   if (auto error = disagreement(asked.by_rank)) return refuse(request, std::move(*error));
   if (asked.count == options_.size) return release({request, {request.name, number(request), sizes_of(asked.by_rank)}});
   // No number: a rank without the request would not know its signature.
-  if (auto error = impossible_with_joined(asked.by_rank)) refuse(request, std::move(*error));
+  if (auto error = impossible_with_joined(asked.by_rank, options_.members)) refuse(request, std::move(*error));
   else release({request, {request.name, kNoId, sizes_of(asked.by_rank), 1, request}});
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "engine/fusion.h"
@@ -27,11 +28,12 @@ class Negotiator {
     int size = 1;
     size_t fusion_threshold = size_t{128} << 20;  // bytes per bucket; 0 switches fusion off
     size_t cache_capacity = 16384;                // names that get a number
-    double timeout = 0;      // seconds until an operation fails that not all ranks request; 0 = never
-    bool look_ahead = true;  // fusion looks past operations of another type
+    double timeout = 0;          // seconds until an operation fails that not all ranks request; 0 = never
+    bool look_ahead = true;      // fusion looks past operations of another type
+    std::vector<int> members{};  // of a process set: the job's numbers of its ranks
   };
 
-  explicit Negotiator(Options options) : options_(options), joined_(options.size) {}
+  explicit Negotiator(Options options) : options_(std::move(options)), joined_(options_.size) {}
 
   /// Adds a request of `rank` at time `now` (seconds, any epoch). Throws Error (Internal) for a repeated request.
   void add(int rank, Request request, double now);

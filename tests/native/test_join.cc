@@ -142,6 +142,14 @@ void test_what_cannot_be_is_refused() {
   }
 }
 
+void test_a_refusal_names_the_jobs_rank() {
+  Negotiator negotiator({.size = 2, .members = {4, 5}});
+  negotiator.add(1, join_request(), 0);
+  negotiator.add(0, request_of("scatter", Kind::Reducescatter), 0);
+  const Error error = only_refusal(negotiator.decide(0)).error;
+  check::that(error.reason.find("rank 5 has joined") != std::string::npos, "rank 1 of the set", error.reason);
+}
+
 void test_joined_and_other_operations_are_not_fused() {
   Negotiator negotiator({.size = 2});
   negotiator.add(0, request_of("both"), 0);
@@ -378,6 +386,7 @@ int main() {
   test_the_last_one_is_named_and_then_all_is_as_before();
   test_numbers_are_looked_at_one_by_one();
   test_what_cannot_be_is_refused();
+  test_a_refusal_names_the_jobs_rank();
   test_joined_and_other_operations_are_not_fused();
   test_losses_and_time();
   test_timeouts_do_not_blame_who_has_joined();

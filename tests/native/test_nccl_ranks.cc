@@ -117,26 +117,29 @@ std::vector<DeviceCard> cards(size_t size) {
 
 void test_the_choice() {
   std::vector<DeviceCard> given = cards(3);
-  CHECK(decide(given).why_not.empty());
-  CHECK(decide(given).uses_nccl(Kind::Allreduce));
+  CHECK(decide(given, {}).why_not.empty());
+  CHECK(decide(given, {}).uses_nccl(Kind::Allreduce));
   given[2].through_host[static_cast<size_t>(Kind::Allreduce)] = true;
-  CHECK(!decide(given).uses_nccl(Kind::Allreduce));
-  CHECK(decide(given).uses_nccl(Kind::Broadcast));
+  CHECK(!decide(given, {}).uses_nccl(Kind::Allreduce));
+  CHECK(decide(given, {}).uses_nccl(Kind::Broadcast));
   given[2].gpu = given[1].gpu;
-  CHECK_EQ(decide(given).why_not, "ranks 1 and 2 are on the same GPU; let each use the one at its local rank");
+  CHECK_EQ(decide(given, {}).why_not, "ranks 1 and 2 are on the same GPU; let each use the one at its local rank");
+  CHECK_EQ(decide(given, {7, 8, 9}).why_not,
+           "ranks 8 and 9 are on the same GPU; let each use the one at its local rank");
   given[1].version = 21800;
-  CHECK_EQ(decide(given).why_not, "rank 0 has NCCL 2.27.5, and rank 1 has 2.18.0; install one version on all hosts");
+  CHECK_EQ(decide(given, {}).why_not,
+           "rank 0 has NCCL 2.27.5, and rank 1 has 2.18.0; install one version on all hosts");
   given[1].is_able = false;
   std::string("no NCCL").copy(given[1].why_not.data(), 7);
-  CHECK_EQ(decide(given).why_not, "rank 1 cannot use NCCL (no NCCL)");
+  CHECK_EQ(decide(given, {}).why_not, "rank 1 cannot use NCCL (no NCCL)");
   Request request;
   request.name = "x";
   request.kind = Kind::Allreduce;
-  CHECK(!decide(given).refusal(request));
+  CHECK(!decide(given, {}).refusal(request));
   given[0].by_nccl[static_cast<size_t>(Kind::Allreduce)] = true;
-  CHECK(decide(given).refusal(request).has_value());
+  CHECK(decide(given, {}).refusal(request).has_value());
   request.kind = Kind::Broadcast;
-  CHECK(!decide(given).refusal(request));
+  CHECK(!decide(given, {}).refusal(request));
 }
 
 std::atomic<int> warnings{0};
