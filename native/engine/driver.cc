@@ -141,6 +141,7 @@ void Driver::run() noexcept {
 
 bool Driver::drive_in_background() {
   const std::lock_guard driving(mu_);
+  if (stopping_.load()) return false;
   in_background_ = true;
   const bool moved = work_.progress();
   if (!moved) {
@@ -204,8 +205,10 @@ Driver::Lock Driver::take_over(uint64_t deadline) {
   return driving;
 }
 
-void Driver::stop() {
+void Driver::stop(Lock driving) {
+  // Before the lock is free: the thread may wait for it, and would run a plan whose operations have failed.
   stopping_.store(true);
+  driving.unlock();
   bell_.bump();
   doorbell_.bump();
   thread_.join();

@@ -39,7 +39,7 @@ class Driver {
   Driver& operator=(const Driver&) = delete;
 
   void start();             // start the thread; return when it holds the life word. Throws if that fails
-  void stop();              // stop and join the thread; the lock must be free
+  void stop(Lock driving);  // stop and join the thread, which drives no more once the lock is free
   void abandon();           // in a forked child: drop the thread, which runs in the parent
   void wake(uint64_t now);  // drive operations added at `now` for which no thread is about to wait
 

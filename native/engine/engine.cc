@@ -157,16 +157,14 @@ void Engine::shutdown() {
     const std::lock_guard closing(closing_);  // a second caller returns when the first has finished
     if (closed_.exchange(true)) return;
     pending_.refuse(wiring_.in_job_ranks(Error::closed("it was shut down")));
-    {
-      // An agreed operation may still be running, and the other ranks need this rank's part in it.
-      const uint64_t until = now_ns() + kShutdownLimit;
-      const Driver::Lock driving = driver_.take_over(until);
-      if (progress()) progress();
-      failures_.fail_pending(Error::closed("it was shut down while this operation was pending"));
-      // After a failure, announce the failure instead of a clean departure.
-      control_.leave(!failures_.has_failed(), until);
-    }
-    driver_.stop();
+    // An agreed operation may still be running, and the other ranks need this rank's part in it.
+    const uint64_t until = now_ns() + kShutdownLimit;
+    Driver::Lock driving = driver_.take_over(until);
+    if (progress()) progress();
+    failures_.fail_pending(Error::closed("it was shut down while this operation was pending"));
+    // After a failure, announce the failure instead of a clean departure.
+    control_.leave(!failures_.has_failed(), until);
+    driver_.stop(std::move(driving));
     for (int rank = 0; rank < wiring_.segment->ranks(); ++rank) wiring_.segment->area(rank).doorbell.bump();
     control_.stop_watching();
     executor_.close();

@@ -93,7 +93,7 @@ void test_own_thread_drives_for_listeners() {
   heard.over.wait();
   CHECK(in_background);
   CHECK(heard.by != std::this_thread::get_id());
-  fixture.driver.stop();
+  fixture.driver.stop(fixture.driver.take_over(now_ns()));
   CHECK(fixture.driver.is_stopping());
 }
 
@@ -157,6 +157,28 @@ void test_take_over_of_an_idle_driver_stops_nothing() {
   CHECK(!fixture.driver.is_stopping());
 }
 
+// At shutdown the driver's thread may wait for the lock. It must not run a plan whose operations have failed.
+void test_stop_comes_before_the_lock_is_free() {
+  Fixture fixture;
+  std::latch begun(1);
+  std::atomic<int> steps{0}, late{0};
+  fixture.work.on_progress = [&] {
+    if (steps++ == 0) begun.count_down();
+    if (fixture.driver.is_stopping()) ++late;
+    return false;
+  };
+  fixture.driver.start();
+  fixture.add("x");
+  fixture.driver.wake(1);
+  begun.wait();
+  Driver::Lock taken = fixture.driver.take_over(now_ns() + 20'000'000'000);
+  const int before = steps;
+  std::this_thread::sleep_for(5ms);  // the thread waits for the lock by then
+  fixture.driver.stop(std::move(taken));
+  CHECK_EQ(steps.load(), before);
+  CHECK_EQ(late.load(), 0);
+}
+
 }  // namespace
 
 int main() {
@@ -167,5 +189,6 @@ int main() {
   test_errors_are_said_in_the_jobs_ranks();
   test_take_over_stops_a_running_collective();
   test_take_over_of_an_idle_driver_stops_nothing();
+  test_stop_comes_before_the_lock_is_free();
   return check::report();
 }

@@ -141,7 +141,7 @@ void test_a_silent_coordinator_is_overdue() {
 void test_shutdown_ends_a_collective() {
   const auto all = parts::make({0, 0});
   all[0]->driver.start();
-  all[0]->driver.stop();
+  all[0]->driver.stop(all[0]->driver.take_over(now_ns()));
   CHECK(CHECK_THROWS(Error, (all[0]->failures.check(), 0)).kind == ErrorKind::Closed);
 }
 
