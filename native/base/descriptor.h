@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <system_error>
 #include <utility>
 
 namespace farandole {
@@ -22,8 +24,16 @@ class Descriptor {
 
   [[nodiscard]] bool is_open() const { return fd_ >= 0; }
 
-  // A duplicate of the descriptor; closed if the process has no descriptor left.
-  [[nodiscard]] Descriptor duplicate() const { return Descriptor(fcntl(fd_, F_DUPFD_CLOEXEC, 0)); }
+  [[nodiscard]] int get() const { return fd_; }
+
+  // A duplicate of the descriptor. Throws std::system_error if the process has no descriptor left.
+  [[nodiscard]] Descriptor duplicate() const {
+    Descriptor made(fcntl(fd_, F_DUPFD_CLOEXEC, 0));
+    if (!made.is_open())
+      throw std::system_error(errno, std::generic_category(),
+                              "a second use of a connection; raise the limit on open files (ulimit -n)");
+    return made;
+  }
 
   // Returns the descriptor; the caller must close it.
   [[nodiscard]] int release() { return std::exchange(fd_, -1); }

@@ -1,12 +1,16 @@
 // A link over a socket: sending, receiving, and its end.
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <optional>
+#include <system_error>
+#include <vector>
 
+#include "base/descriptor.h"
 #include "link_ranks.h"
 #include "transport/tcp.h"
 
@@ -173,6 +177,23 @@ void forked_children_have_no_part_in_it() {
   CHECK_EQ(status, 0);
 }
 
+void a_lack_of_descriptors_is_named() {
+  rlimit before{};
+  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = 16;
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  const farandole::Descriptor first(::dup(2));
+  const auto exhaust = [&] {
+    std::vector<farandole::Descriptor> all;
+    while (all.size() < 16) all.push_back(first.duplicate());
+  };
+  const auto error = check::thrown<std::system_error>(exhaust);
+  CHECK_EQ(error.code().value(), EMFILE);
+  check::that(std::string(error.what()).find("ulimit -n") != std::string::npos, "the remedy is named", error.what());
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
 }  // namespace
 
 int main() {
@@ -185,5 +206,6 @@ int main() {
   a_reset_is_an_error();
   the_descriptor_is_owned();
   forked_children_have_no_part_in_it();
+  a_lack_of_descriptors_is_named();
   return check::report();
 }
