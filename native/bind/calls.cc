@@ -141,10 +141,10 @@ void Calls::prepare(Entry& entry, const RequestView& request, std::span<const Te
 }
 
 void Calls::start(std::span<const OperationPtr> operations, std::span<const Tensors> tensors, bool wake) {
-  for (size_t i = 0; i < tensors.size(); ++i)
-    if (tensors[i].input.has_owner())
-      operations[i]->keep = keep_alive(tensors[i].input, tensors[i].output ? &*tensors[i].output : nullptr);
   try {
+    for (size_t i = 0; i < tensors.size(); ++i)
+      if (tensors[i].input.has_owner())
+        operations[i]->keep = keep_alive(tensors[i].input, tensors[i].output ? &*tensors[i].output : nullptr);
     engine_->submit(operations, wake);
   } catch (...) {
     for (const OperationPtr& operation : operations) operation->keep.reset();

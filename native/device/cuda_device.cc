@@ -1,5 +1,6 @@
 #include "device/cuda_device.h"
 
+#include <array>
 #include <map>
 #include <memory>
 #include <string>
@@ -91,10 +92,14 @@ CudaDevice::CudaDevice(int ordinal) : library_(CudaLibrary::get()), ordinal_(ord
   int device = 0;
   library_.require("cuDeviceGet", library_.device_get(&device, ordinal));
   library_.require("cuDevicePrimaryCtxRetain", library_.device_primary_ctx_retain(&context_, device));
-  handover_ = make_stream();
-  to_host_ = make_stream();
-  to_device_ = make_stream();
-  returns_ = make_stream();
+  const std::array streams{&handover_, &to_host_, &to_device_, &returns_};
+  try {
+    for (Stream* each : streams) *each = make_stream();
+  } catch (...) {
+    for (const Stream* each : streams)
+      if (*each != nullptr) end_stream(*each);
+    throw;
+  }
 }
 
 CudaLibrary::Stream CudaDevice::make_stream(bool urgent) {

@@ -3,7 +3,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -31,37 +30,30 @@ SocketWatcher::SocketWatcher(std::deque<ControlStream>& streams, Signal& doorbel
       heartbeat_(static_cast<uint64_t>(heartbeat.count())),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  bool watching = epoll_ >= 0 && stop_ >= 0;
+  bool watching = epoll_.is_open() && stop_.is_open();
   const auto watch_fd = [&](int fd, uint32_t events, uint64_t place) {
     watching = watching && control(EPOLL_CTL_ADD, fd, events, place);
   };
-  watch_fd(stop_, EPOLLIN, kStop);
+  watch_fd(stop_.get(), EPOLLIN, kStop);
   for (ControlStream& stream : streams) {
     if (stream.fd() < 0) continue;
     watch_fd(stream.fd(), EPOLLONESHOT, watched_.size());
     watched_.emplace_back(stream, Silence(heartbeat_));
   }
-  if (!watching) {
-    const std::string why = std::strerror(errno);
-    if (epoll_ >= 0) close(epoll_);
-    if (stop_ >= 0) close(stop_);
-    throw Error::internal("cannot watch the control sockets: " + why);
-  }
+  if (!watching) throw Error::internal(std::string("cannot watch the control sockets: ") + std::strerror(errno));
   thread_ = std::thread(&SocketWatcher::watch, this);
 }
 
 SocketWatcher::~SocketWatcher() {
-  eventfd_write(stop_, 1);
+  eventfd_write(stop_.get(), 1);
   thread_.join();
-  close(epoll_);
-  close(stop_);
 }
 
 bool SocketWatcher::control(int change, int fd, uint32_t events, uint64_t place) const {
   epoll_event event{};
   event.events = events;
   event.data.u64 = place;
-  return epoll_ctl(epoll_, change, fd, &event) == 0;
+  return epoll_ctl(epoll_.get(), change, fd, &event) == 0;
 }
 
 void SocketWatcher::listen() {
@@ -81,7 +73,7 @@ void SocketWatcher::watch() noexcept {
   std::array<epoll_event, 16> events;
   for (;;) {
     const int count =
-        epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), milliseconds_to_sleep(now_ns()));
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), milliseconds_to_sleep(now_ns()));
     if (count < 0 && errno != EINTR) return;
     const uint64_t now = now_ns();
     for (Watched& each : watched_) {

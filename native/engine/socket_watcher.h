@@ -6,6 +6,7 @@
 #include <deque>
 #include <thread>
 
+#include "base/descriptor.h"
 #include "engine/control.h"
 #include "engine/silence.h"
 #include "transport/futex.h"
@@ -48,8 +49,8 @@ class SocketWatcher {
   Signal& doorbell_;
   uint64_t heartbeat_;  // ns
   uint64_t next_beat_ = 0;
-  int epoll_;
-  int stop_;  // an eventfd
+  Descriptor epoll_;
+  Descriptor stop_;  // an eventfd
   std::thread thread_;
 };
 

@@ -27,6 +27,19 @@ constexpr uint64_t kLookEvery = 16;
 
 std::atomic<bool> abandoned{false};
 
+/// A group of MPI's processes.
+struct Group {
+  explicit Group(MpiLibrary& library) : library(library) {}
+  ~Group() {
+    if (handle != 0) library.group_free(&handle);
+  }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  MpiLibrary& library;
+  MpiLibrary::Handle handle = 0;
+};
+
 void require(const MpiLibrary& library, const char* function, int code) {
   if (code != 0) throw Error::fabric("", library.text_of(function, code));
 }
@@ -47,16 +60,19 @@ MpiComm::MpiComm(void* loaded, const std::vector<int>& ranks)
   if (has_abandoned())
     throw Error::fabric("", "a failed operation has left MPI waiting for a lost rank; restart the job");
   require_threads(library_);
-  MpiLibrary::Handle all = 0;
-  MpiLibrary::Handle group = 0;
-  require(library_, "MPI_Comm_group", library_.comm_group(library_.world, &all));
-  require(library_, "MPI_Group_incl", library_.group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &group));
-  require(library_, "MPI_Comm_create_group", library_.comm_create_group(library_.world, group, 0, &comm_));
-  require(library_, "MPI_Comm_set_errhandler", library_.comm_set_errhandler(comm_, library_.errors_return));
-  require(library_, "MPI_Comm_rank", library_.comm_rank(comm_, &rank_));
-  require(library_, "MPI_Comm_size", library_.comm_size(comm_, &size_));
-  require(library_, "MPI_Group_free", library_.group_free(&group));
-  require(library_, "MPI_Group_free", library_.group_free(&all));
+  Group all(library_), chosen(library_);
+  require(library_, "MPI_Comm_group", library_.comm_group(library_.world, &all.handle));
+  require(library_, "MPI_Group_incl",
+          library_.group_incl(all.handle, static_cast<int>(ranks.size()), ranks.data(), &chosen.handle));
+  require(library_, "MPI_Comm_create_group", library_.comm_create_group(library_.world, chosen.handle, 0, &comm_));
+  try {
+    require(library_, "MPI_Comm_set_errhandler", library_.comm_set_errhandler(comm_, library_.errors_return));
+    require(library_, "MPI_Comm_rank", library_.comm_rank(comm_, &rank_));
+    require(library_, "MPI_Comm_size", library_.comm_size(comm_, &size_));
+  } catch (...) {
+    library_.comm_free(&comm_);
+    throw;
+  }
 }
 
 MpiComm::~MpiComm() {

@@ -179,6 +179,7 @@ int cuStreamCreateWithPriority(Stream** stream, unsigned flags, int priority) {
 
 int cuStreamDestroy_v2(Stream* stream) {  // its thread and its work stay
   const std::lock_guard lock(driver().mu);
+  ++driver().calls["cuStreamDestroy"];
   if (current.empty()) return kInvalidContext;
   if (stream == nullptr || stream->ended) return kInvalidHandle;
   stream->ended = true;

@@ -49,6 +49,14 @@ void test_a_driver_that_cannot_be_used() {
   expect_text(problem_of([] { CudaDevice::of(2); }), "lies on CUDA device 2, and this process sees 2");
 }
 
+void test_a_device_that_fails_leaves_no_streams() {
+  const int before = cuda().calls("cuStreamDestroy");
+  cuda().fail("cuStreamCreateWithPriority", 2, 2);
+  expect_text(problem_of([] { CudaDevice::of(1); }, ErrorKind::Fabric), "cuStreamCreateWithPriority failed");
+  cuda().fail("cuStreamCreateWithPriority", 0, 0);
+  CHECK_EQ(cuda().calls("cuStreamDestroy") - before, 2);
+}
+
 void test_devices_are_made_once() {
   CHECK(&CudaDevice::of(0) == &CudaDevice::of(0));
   CHECK(&CudaDevice::of(0) != &CudaDevice::of(1));
@@ -227,6 +235,7 @@ void test_a_forked_child() {
 
 int main() {
   test_a_driver_that_cannot_be_used();
+  test_a_device_that_fails_leaves_no_streams();
   test_devices_are_made_once();
   test_marks_order_streams();
   test_a_mark_waits_for_its_stream_only();
