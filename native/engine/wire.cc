@@ -1,5 +1,6 @@
 #include "engine/wire.h"
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -9,6 +10,8 @@ namespace farandole {
 namespace {
 
 enum class Tag : uint8_t { CollectedRequests = 1, Plan = 2, Departure = 3, Heartbeat = 4 };
+
+constexpr size_t kMostReserved = 4096;  // entries; the count of a damaged message may be wrong
 
 /// Encodings of a request item, or of an entry of a bucket.
 enum class Item : uint8_t { SendersNumbers = 0, RanksNumbers = 1, FullRequest = 2 };
@@ -179,9 +182,11 @@ void write(Writer& w, const Bucket& bucket) {
 Bucket read_bucket(Reader& r) {
   Bucket bucket;
   bucket.kind = static_cast<Kind>(r.below(kKinds));
-  bucket.entries.resize(r.count());
-  if (bucket.entries.empty()) Reader::fail();
-  for (Entry& entry : bucket.entries) {
+  const size_t count = r.count();
+  if (count == 0) Reader::fail();
+  bucket.entries.reserve(std::min(count, kMostReserved));
+  for (size_t i = 0; i < count; ++i) {
+    Entry& entry = bucket.entries.emplace_back();
     const auto form = static_cast<Form>(r.below(3));
     if (form == Form::NumberRange) {
       std::tie(entry.id, entry.count) = read_run(r);

@@ -272,6 +272,11 @@ void test_lengths_that_lie() {
   for (const int tag : {1, 2, 3, 4})
     for (const int next : {0, 1, 2, 0x7F, 0x80, 0xFF})
       survive(bytes({tag, next, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F}));
+  Bytes long_bucket = bytes({2, 1, 0, 0, 0x80, 0x80, 0x40, 3});  // of a million entries, the first of no known form
+  long_bucket.resize(long_bucket.size() + (1 << 20));
+  allocated_bytes = 0;
+  CHECK_THROWS(Error, decode(long_bucket));
+  check::that(allocated_bytes < 2 << 20, "allocates little", std::to_string(allocated_bytes));
   CHECK_THROWS(Error, decode({}));
   CHECK_THROWS(Error, decode(bytes({0})));
   CHECK_THROWS(Error, decode(bytes({5})));
