@@ -162,8 +162,9 @@ std::byte* Segment::arena(int rank) {
     void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_,
                       static_cast<off_t>(header().arenas));
     if (base == MAP_FAILED)
-      throw Error::internal("mapping " + std::to_string(bytes) +
-                            " bytes of address space for registered buffers failed: " + std::strerror(errno));
+      throw Error::invalid("empty_shared", "there are no " + std::to_string(bytes) + " bytes of address space (" +
+                                               std::strerror(errno) +
+                                               "); raise the limit on it (ulimit -v), or use ordinary tensors");
     // A hint: large pages, where the system allows them for shared memory.
     madvise(base, bytes, MADV_HUGEPAGE);
     arenas_.store(static_cast<std::byte*>(base));

@@ -76,7 +76,7 @@ class Segment {
   [[nodiscard]] uint64_t* offers(int rank);
 
   /// Address space for the registered buffers of `rank`: kArenaBytes, which use memory only once written. Mapped on
-  /// first use. Throws Error: Invalid when files may not be that large, Internal when the address space is too small.
+  /// first use. Throws Error (Invalid) when files may not be that large, or the address space is limited.
   [[nodiscard]] std::byte* arena(int rank);
   /// The arena, or null if this process has not mapped it.
   [[nodiscard]] std::byte* arena_if_mapped(int rank);

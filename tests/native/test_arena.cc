@@ -1,7 +1,11 @@
 // Registered buffers: allocation and release in an arena, and allreduces in place.
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <fstream>
 #include <optional>
 #include <random>
 #include <string>
@@ -127,6 +131,28 @@ void reduce_where_they_lie(int size) {
     });
 }
 
+void test_a_limit_on_address_space() {
+  const auto segment = Segment::create(1, 8192, false);
+  const pid_t child = fork();  // the limit is for a process
+  if (child == 0) {
+    size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlim_t most = pages * static_cast<size_t>(sysconf(_SC_PAGESIZE)) + (size_t{1} << 30);
+    const rlimit limit{most, most};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+    try {
+      static_cast<void>(segment->arena(0));
+    } catch (const Error& error) {
+      _exit(error.kind == ErrorKind::Invalid && std::string(error.what()).find("ulimit -v") != std::string::npos ? 0
+                                                                                                                 : 1);
+    }
+    _exit(3);
+  }
+  int status = -1;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+}
+
 void test_engine_hands_them_out(const std::vector<int>& hosts) {
   std::vector<std::shared_ptr<std::byte>> left(hosts.size());
   const auto problems = ranks::run(hosts, [&](Engine& engine) {
@@ -156,6 +182,7 @@ int main() {
   test_exhausted();
   test_a_buffer_outlives_everything();
   test_many_threads();
+  test_a_limit_on_address_space();
   for (int size = 1; size <= 5; ++size) reduce_where_they_lie(size);
   test_engine_hands_them_out({0});
   test_engine_hands_them_out({0, 0, 0});
