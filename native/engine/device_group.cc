@@ -145,8 +145,8 @@ void DeviceGroup::agree(World& world) {
   DeviceDecision decision = decide(cards, members_);
   if (decision.why_not.empty() && shares_process(cards, rank_)) device_->share_pool();
   if (rank_ == 0 && !decision.why_not.empty())
-    log(LogLevel::Warning, "tensors on GPUs go through host memory, because ", decision.why_not,
-        "; set HOROVOD_GPU_OPERATIONS=MPI to choose this route without a warning");
+    warn("tensors on GPUs go through host memory, because ", decision.why_not,
+         "; set HOROVOD_GPU_OPERATIONS=MPI to choose this route without a warning");
   const std::lock_guard lock(mu_);
   decision_ = std::move(decision);
 }

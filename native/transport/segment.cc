@@ -181,7 +181,7 @@ void Segment::release(int rank, size_t offset, size_t bytes) {
   const size_t begin = header().arenas + static_cast<size_t>(rank) * kArenaBytes + offset;
   if (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
                 static_cast<off_t>(bytes)) != 0)
-    log(LogLevel::Warning, "memory of a registered buffer could not be given back: ", std::strerror(errno));
+    warn("memory of a registered buffer could not be given back: ", std::strerror(errno));
 }
 
 LaneRounds& Segment::lane() { return header().lane; }
