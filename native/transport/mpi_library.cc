@@ -88,7 +88,6 @@ void MpiLibrary::find_functions(void* loaded) {
 
 void MpiLibrary::use_open_mpi(void* loaded) {
   const auto address = [loaded](const char* name) { return reinterpret_cast<Handle>(symbol(loaded, name)); };
-  abi = "Open MPI";
   world = address("ompi_mpi_comm_world");
   errors_return = address("ompi_mpi_errors_return");
   in_place = reinterpret_cast<void*>(1);
@@ -115,7 +114,6 @@ void MpiLibrary::use_open_mpi(void* loaded) {
 }
 
 void MpiLibrary::use_standard_abi() {
-  abi = "the standard ABI";
   world = 0x101;
   errors_return = 0x143;
   in_place = reinterpret_cast<void*>(1);
@@ -126,7 +124,6 @@ void MpiLibrary::use_standard_abi() {
 }
 
 void MpiLibrary::use_mpich() {
-  abi = "MPICH's ABI";
   world = 0x44000000;
   errors_return = 0x54000001;
   in_place = reinterpret_cast<void*>(-1);

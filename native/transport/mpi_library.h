@@ -41,7 +41,6 @@ class MpiLibrary {
 
   static constexpr size_t kOwnOperators = 16;
 
-  const char* abi = "";
   Handle world = 0;
   Handle errors_return = 0;
   void* in_place = nullptr;

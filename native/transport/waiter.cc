@@ -39,18 +39,9 @@ bool Waiter::spin_on() {
   return true;
 }
 
-void Waiter::pause(const Link* reading, const Link* writing) {
-  pollfd fds[2];
-  fds[0] = {reading != nullptr ? reading->fd() : -1, POLLIN, 0};
-  fds[1] = {writing != nullptr ? writing->fd() : -1, POLLOUT, 0};
-  pause(fds);
-}
-
 void Waiter::pause(std::span<pollfd> fds) {
   if (spin_on()) return;
-  bool pollable = !fds.empty();
-  for (const pollfd& fd : fds) pollable = pollable && fd.fd >= 0;
-  if (pollable) {
+  if (!fds.empty()) {
     ::poll(fds.data(), fds.size(), static_cast<int>(kNap.count()));
   } else {
     // A link through memory has no descriptor; its peer is on this host and will respond shortly.

@@ -8,7 +8,6 @@
 
 #include "transport/futex.h"
 #include "transport/guard.h"
-#include "transport/link.h"
 
 namespace farandole {
 
@@ -30,14 +29,9 @@ class Waiter {
   void moved() { pauses_ = 0; }
 
   /// Waits briefly after no progress. Throws what the guard throws.
-  void pause() { pause(nullptr, nullptr); }
+  void pause() { pause({}); }
 
-  /// The same, but wakes when `reading` has bytes or `writing` has room. Naps for 50 us instead if one of them is null
-  /// or has no descriptor.
-  void pause(const Link* reading, const Link* writing);
-
-  /// The same for many links: `fds` as for poll(). A negative fd stands for a link through memory, which cannot wake a
-  /// sleeper, so this thread then naps for 50 us.
+  /// The same, but wakes when one of `fds` is ready, as for poll(). Without any this thread naps for 50 us.
   void pause(std::span<pollfd> fds);
 
   /// Waits until `signal` has reached `target`.
@@ -45,8 +39,6 @@ class Waiter {
     if (!signal.reached(target)) [[unlikely]]
       wait_for(signal, target);
   }
-
-  [[nodiscard]] Guard& guard() { return guard_; }
 
  private:
   [[nodiscard]] bool spin_on();
