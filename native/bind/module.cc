@@ -219,7 +219,7 @@ void define_wiring(nb::module_& m) {
         "The ranks of other hosts that `rank` exchanges data with, when `hosts[r]` is the number of rank r's host.");
   m.def(
       "make_grid", [](const std::vector<int>& hosts) { return grid_of(0, hosts).has_value(); }, "hosts"_a,
-      "Do all hosts run equally many ranks, more than one?");
+      "Return whether all hosts run equally many ranks, more than one.");
 }
 
 void define_engine(nb::module_& m) {

@@ -42,7 +42,7 @@ def data_peers(rank: int, hosts: Sequence[int], flat: bool = False) -> list[int]
     """
 
 def make_grid(hosts: Sequence[int]) -> bool:
-    """Do all hosts run equally many ranks, more than one?"""
+    """Return whether all hosts run equally many ranks, more than one."""
 
 class StagedResult:
     @property
