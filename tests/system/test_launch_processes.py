@@ -213,6 +213,22 @@ def test_detached_children_die_with_a_guard_that_is_killed(tmp_path: Path) -> No
             assert watch.survivors(0.5) == []  # what it says is so
 
 
+def test_a_guard_that_gives_up_leaves_the_rest_to_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the processes were stuck in the kernel; the launcher finds them, and names those that it cannot end."""
+    text = Path(GUARD).read_text()
+    for old, new in (("GIVE_UP = 10.0", "GIVE_UP = 0.05"), ("os.kill(pid, number)", "pass")):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (tmp_path / "guard.py").write_text(text)
+    monkeypatch.setattr(processes, "GUARD", str(tmp_path / "guard.py"))
+    with started(["sh", "-c", f"cd {tmp_path}; {DETACHED} wait"], Heard()) as process:
+        children = wait_for_files(tmp_path, ["detached", "silent"])
+        with Watch(children) as watch:
+            process.terminate(NO_TIME)
+            assert process.wait_gone(LONG)
+            assert watch.survivors(0.5) == []
+
+
 def test_a_guard_that_is_stopped_is_noticed_and_its_rank_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     script = f"cd {tmp_path}; {DETACHED} echo $$ > rank; echo $PPID > guard; wait"
     with started(["sh", "-c", script], Heard()) as process:

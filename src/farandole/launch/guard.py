@@ -114,16 +114,16 @@ class Guard:
         self.rank_alive = True
         return True
 
-    def watch(self) -> None:
-        """Serve until the rank and all of its descendants are gone."""
+    def watch(self) -> bool:
+        """Serve until the rank and all of its descendants are gone; return False if some survive SIGKILL."""
         while True:
             if not self.reap():
-                return
+                return True
             now = time.monotonic()
             if self.kill_at is not None and now >= self.kill_at:
                 self.signal_all(signal.SIGKILL)
                 if now >= self.kill_at + GIVE_UP:
-                    return
+                    return False
             for fd, _ in self.poller.poll(self.milliseconds_to_wait(now)):
                 self.handle(fd)
             if self.launcher_fd < 0 and os.getppid() != self.launcher:
@@ -209,14 +209,14 @@ def become_rank(command: list[str], cores: str, go: int, failed: int) -> None:
         os._exit(code)
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
     control, launcher, cores, fds = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
     os.set_inheritable(control, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guard = Guard(control, launcher)
-    if os.getppid() == launcher and guard.start(arguments[4:], cores, [int(fd) for fd in fds.split(",") if fd]):
-        guard.watch()
+    started = os.getppid() == launcher and guard.start(arguments[4:], cores, [int(fd) for fd in fds.split(",") if fd])
+    return 0 if not started or guard.watch() else 1  # 1: the launcher looks for survivors
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
