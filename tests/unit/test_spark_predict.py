@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("pyspark")
 import pandas as pd
 
 from farandole.errors import DataError
+from farandole.spark import transformer
 from farandole.spark.trainers.keras_model import dump_state, load_state
 from farandole.spark.trainers.predict import BatchPredictor, Predict
 
@@ -48,3 +50,15 @@ def test_the_state_of_a_keras_model_may_have_types_that_numpy_lacks() -> None:
     loaded, optimizer, best = load_state(dump_state(weights, None))
     assert [each.dtype for each in loaded] == ["float32", "float32", "float64"] and optimizer == [] and best is None
     assert all(each.tolist() == values.tolist() for each in loaded)
+
+
+def test_workers_of_all_predictions_run_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Chosen(Exception):
+        pass
+
+    def choose(session: object) -> None:
+        raise Chosen(session)
+
+    monkeypatch.setattr(transformer, "use_own_interpreter", choose)
+    with pytest.raises(Chosen, match="session"):
+        transformer.add_columns(SimpleNamespace(sparkSession="session"), [], [], [], [], Sums(names=()))  # type: ignore[arg-type]

@@ -111,7 +111,6 @@ class DataFrameModel(Model, Saved):
         """Return a Spark DataFrame with the predictions; for rows in another form, a pandas DataFrame."""
         if not isinstance(dataset, DataFrame):
             return self._transform_without_spark(dataset)
-        use_own_interpreter(dataset.sparkSession)
         features, names = self.getFeatureColumns(), self.getOutputCols()
         check_columns(dataset.schema, features)
         for name in names:
@@ -147,6 +146,7 @@ def add_columns(
     predictor: Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]],
 ) -> DataFrame:
     """Return the DataFrame with the predictor's `fields` as further columns `names` of the Spark types `types`."""
+    use_own_interpreter(dataset.sparkSession)
     schema = ", ".join(f"{field} {kind}" for field, kind in zip(fields, types, strict=True))
 
     def predict(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
