@@ -10,7 +10,8 @@ pytest.importorskip("tensorflow")
 
 from farandole.errors import ConfigError
 from farandole.spark.store import Store
-from farandole.spark.tensorflow import HorovodEstimator
+from farandole.spark.tensorflow import HorovodEstimator, TFInputGraph, TFTransformer
+from farandole.spark.trainers.tensorflow_graph import FrozenGraph, Port
 from helpers.hadoop import hadoop_in_memory
 
 
@@ -39,3 +40,13 @@ def test_fits_of_a_grid_do_not_share_a_folder(tmp_path: Path) -> None:
 def test_a_folder_with_credentials_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^modelDir: 'sftp://\*\*\*:\*\*\*@host/run' holds credentials"):
         HorovodEstimator(modelDir="sftp://me:secret@host/run")
+
+
+def test_an_input_takes_one_column() -> None:
+    x, y = (Port(tensor=f"{name}:0", dtype="float32", shape=()) for name in "xy")
+    frozen = FrozenGraph(graph=b"", inputs={"x": x}, outputs={"y": y})
+    transformer = TFTransformer(
+        tfInputGraph=TFInputGraph(frozen), inputMapping={"a": "x", "b": "x:0"}, outputMapping={"y": "y"}
+    )
+    with pytest.raises(ConfigError, match="inputMapping: maps several columns to x; map one to each input"):
+        transformer._transform(None)  # type: ignore[arg-type]

@@ -184,6 +184,9 @@ class TFTransformer(Transformer, Saved):
         missing = frozen.inputs.keys() - {name for _, name in inputs}
         if missing:
             raise ConfigError("inputMapping", f"lacks the inputs {', '.join(sorted(missing))}")
+        fed = [name for _, name in inputs]
+        if twice := sorted({name for name in fed if fed.count(name) > 1}):
+            raise ConfigError("inputMapping", f"maps several columns to {', '.join(twice)}; map one to each input")
         columns = [column for column, _ in inputs]
         check_columns(dataset.schema, columns)
         for _, column in outputs:
