@@ -15,6 +15,7 @@ import pytest
 
 from farandole.launch import processes
 from farandole.launch.failures import Exit
+from farandole.launch.guard import Guard
 from farandole.launch.processes import GUARD, RankProcess
 from system.launched import Watch, wait_for_files
 
@@ -139,6 +140,18 @@ def test_terminate_lets_the_rank_end_by_itself() -> None:
         exit = process.wait(LONG)
     assert exit is not None and exit.code == 5
     assert heard.lines[-1][2] == "bye"
+
+
+def test_of_requests_that_arrive_together_the_shortest_grace_counts() -> None:
+    """Ctrl-C twice, while the guard is busy."""
+    guard = Guard.__new__(Guard)
+    guard.kill_at, guard.rank_alive, guard.asked_to_end = None, False, False
+    guard.control, launcher = os.pipe()
+    os.write(launcher, b"T5000\nT0\n")
+    guard.handle(guard.control)
+    os.close(guard.control)
+    os.close(launcher)
+    assert guard.kill_at is not None and guard.kill_at <= time.monotonic()
 
 
 def test_a_rank_that_does_not_listen_is_killed() -> None:

@@ -139,10 +139,10 @@ class Guard:
     def handle(self, fd: int) -> None:
         """Handle the event of `fd`: a request or the end of the launcher, or a signal to this process."""
         if fd == self.control:
-            message = os.read(fd, 4096)
-            if message:
-                self.end(int(message.split()[0][1:]) / 1000)
-            else:
+            messages = os.read(fd, 4096).split()
+            for message in messages:
+                self.end(int(message[1:]) / 1000)
+            if not messages:
                 self.poller.unregister(fd)
                 self.end(0.0)
         elif fd == self.wakeup:
