@@ -23,13 +23,14 @@ import numpy as np
 from comparison import KIB, MIB, OURS, Line, compare, table
 from race import Race, record
 
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+
 import farandole.numpy as hvd
 from farandole.config import Config
 from farandole.core.autotune.knobs import Knobs
 from farandole.core.autotune.tuning_log import Row, TuningLog
 from farandole.core.context import Context
-from farandole.core.default import use
-from farandole.rendezvous import ThreadRendezvous
+from helpers.ranks import run_ranks
 
 SHAPES = {"few large, 4 x 4 MiB": [4 * MIB] * 4, "many small, 300 x 8 KiB": [8 * KIB] * 300}
 WORLDS = {"2 ranks, 1 host": (2, 1), "4 ranks, 2 hosts": (4, 2)}
@@ -81,51 +82,37 @@ class Training:
             hvd.synchronize(handle)
 
 
-def rank_of_job(context: Context, sizes: list[int], path: str, rounds: int) -> Found:
+def rank_of_job(context: Context, sizes: list[int], rounds: int) -> Found:
     """Train until the search is over, then with each setting in turns; return the result of this rank."""
-    with use(context):
-        training = Training(context, sizes)
-        end = time.monotonic() + PATIENCE
+    training = Training(context, sizes)
+    end = time.monotonic() + PATIENCE
 
-        def is_over() -> bool:
-            if time.monotonic() > end:
-                raise TimeoutError(f"no result within {PATIENCE:g} s")
-            return "farandole-tuner" not in {thread.name for thread in threading.enumerate()}
+    def is_over() -> bool:
+        if time.monotonic() > end:
+            raise TimeoutError(f"no result within {PATIENCE:g} s")
+        return "farandole-tuner" not in {thread.name for thread in threading.enumerate()}
 
-        training.run_until(is_over)
-        tuned = Knobs.of_engine(context.engine.tuned()[0])
-        settings = {OURS: tuned, "default": DEFAULT, "bad": BAD}
-        seconds: dict[str, list[float]] = {name: [] for name in settings}
-        # Permutations: each setting follows each other equally often. After the bad setting, threads have rested.
-        for _, order in zip(range(rounds), itertools.cycle(itertools.permutations(settings)), strict=False):
-            for name in order:
-                seconds[name].append(training.run_with(settings[name]))
-        return Found(tuned, int(hvd.metrics()["knob_turns"]) - 3 * rounds, seconds)
+    training.run_until(is_over)
+    tuned = Knobs.of_engine(context.engine.tuned()[0])
+    settings = {OURS: tuned, "default": DEFAULT, "bad": BAD}
+    seconds: dict[str, list[float]] = {name: [] for name in settings}
+    # Permutations: each setting follows each other equally often. After the bad setting, threads have rested.
+    for _, order in zip(range(rounds), itertools.cycle(itertools.permutations(settings)), strict=False):
+        for name in order:
+            seconds[name].append(training.run_with(settings[name]))
+    return Found(tuned, int(hvd.metrics()["knob_turns"]) - 3 * rounds, seconds)
 
 
 def run_job(ranks: int, hosts: int, sizes: list[int], saved: Knobs | None, rounds: int) -> Found:
     """Run a job whose ranks are threads, with the search starting at `saved`; return rank 0's result."""
-    found: dict[int, Found] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "log.csv")
         if saved is not None:
             with TuningLog(path) as log:
                 log.add(Row("chosen", ranks, hosts, saved, 1.0))
         config = Config(autotune=True, autotune_log=path)
-
-        def live(rank: int, rendezvous: ThreadRendezvous) -> None:
-            with Context(rendezvous, config, host=f"host {rank % hosts}") as context:
-                found[rank] = rank_of_job(context, sizes, path, rounds)
-
-        threads = [
-            threading.Thread(target=live, args=(rank, rendezvous))
-            for rank, rendezvous in enumerate(ThreadRendezvous.group(ranks))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    return found[0]
+        limit = 2 * PATIENCE + 30.0 * rounds  # seconds
+        return run_ranks(ranks, rank_of_job, sizes, rounds, timeout=limit, config=config, hosts=hosts)[0]
 
 
 def race_of(found: Found) -> Race:
