@@ -29,6 +29,7 @@ from farandole.spark.torch import TorchEstimator
 
 RANKS = 2
 MARK = "SPARK_LIMITS_MARK"
+PATIENCE = 60.0  # seconds for the processes of a failed job to end
 
 
 def nothing() -> int:
@@ -66,7 +67,9 @@ def failure(folder: Path, *, until_gone: bool) -> float:
         run(fail, (str(noted),), num_proc=RANKS, env={MARK: mark}, verbose=0)
     except RankFailed as error:
         assert error.rank == 1, error
+    end = time.monotonic() + PATIENCE
     while until_gone and left(mark):
+        assert time.monotonic() < end, f"a process of the job still runs {PATIENCE:g} s after the call raised"
         time.sleep(0.02)
     return time.monotonic() - float(noted.read_text())
 
