@@ -182,6 +182,29 @@ def test_a_damaged_file_of_the_cache_is_read_anew(tmp_path: Path) -> None:
     assert source.reads == 10
 
 
+def refuse(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def test_a_readable_file_of_another_user_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path / "data", LAYOUT)
+    source = Counting(str(tmp_path / "data"))
+    expected = read(CachedSource(source, tmp_path / "cache", 1 << 20))
+    monkeypatch.setattr("os.utime", refuse)
+    assert read(CachedSource(source, tmp_path / "cache", 1 << 20)) == expected
+    assert source.reads == 5
+
+
+def test_a_file_that_can_neither_be_read_nor_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path / "data", LAYOUT)
+    cached = CachedSource(ParquetSource(str(tmp_path / "data")), tmp_path / "cache", 1 << 20)
+    read(cached)
+    monkeypatch.setattr(pa, "memory_map", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(CacheError, match=r"/cache: holds .*\.arrow, which can neither be read nor removed .*another"):
+        read(cached)
+
+
 def test_a_file_that_has_changed_is_not_taken_from_the_cache(tmp_path: Path) -> None:
     write_rows(tmp_path / "data", LAYOUT)
     cached = CachedSource(ParquetSource(str(tmp_path / "data")), tmp_path / "cache", 1 << 20)

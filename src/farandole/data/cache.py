@@ -111,13 +111,18 @@ class CachedSource:
         try:
             with pa.memory_map(str(path)) as mapped, pa.ipc.open_file(mapped) as reader:
                 table = reader.read_all()
-            os.utime(path)
         except FileNotFoundError:
             return None
         except (OSError, pa.ArrowException) as error:
             log.warning("%s cannot be used (%s) and is read anew", path, error)
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as kept:
+                problem = f"holds {path.name}, which can neither be read nor removed ({kept.strerror})"
+                raise CacheError(str(self._folder), f"{problem}; name another folder") from error
             return None
+        with suppress(OSError):  # it belongs to another user, or another rank has removed it
+            os.utime(path)
         return table
 
     def _store(self, path: Path, table: pa.Table) -> None:
