@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,7 @@ from farandole.numpy.adapter import Array
 __all__ = ["empty_shared"]
 
 
-def empty_shared(shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike = float) -> Array:
+def empty_shared(shape: int | Sequence[int], dtype: npt.DTypeLike = float) -> Array:
     """Return an uninitialized array, as `numpy.empty` does, that the other ranks of this host can read.
 
     An in-place allreduce copies nothing if every rank uses such arrays. The memory is freed with its last view, also
