@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data import ArrowSource, Growing, ParquetSource, files, make_batch_reader
+from farandole.data.far_files import list_places
 from farandole.data.places import local_path
+from farandole.data.row_groups import File
 from farandole.errors import ConfigError, DataError, SourceError
 
 
@@ -25,6 +27,20 @@ def write(path: Path, *rows: int) -> str:
 def rows_at(url: str | list[str]) -> list[int]:
     source = ParquetSource(url)
     return sorted(row for group in source.row_groups for row in source.read(group, ["row"])["row"].to_pylist())
+
+
+def test_files_that_a_store_does_not_list_in_order_are_found() -> None:
+    """S3's directory buckets, and Azure's accounts with a hierarchical namespace, list files in other orders."""
+
+    class Client:
+        def listing(self, prefix: str, most_pages: int | None) -> list[File]:
+            return [File(f"bucket/{name}", 1, "") for name in ("a/2", "b/1", "a-0", "a/1", "c")]
+
+    found = list_places(Client(), ["bucket/a", "bucket/c"])  # type: ignore[arg-type]
+    assert found is not None
+    (inner, is_folder), (single, is_other_folder) = found
+    assert [each.path for each in inner] == ["bucket/a/1", "bucket/a/2"] and is_folder
+    assert [each.path for each in single] == ["bucket/c"] and not is_other_folder
 
 
 def test_folders_behind_links_are_read(tmp_path: Path) -> None:

@@ -72,10 +72,11 @@ def list_places(client: RangeClient, places: Sequence[str]) -> list[tuple[list[F
 
 
 class _Listing:
-    """Files sorted by path, the order in which stores list them."""
+    """Files by path."""
 
     def __init__(self, files: Sequence[File]) -> None:
-        self._files, self._paths = files, [file.path for file in files]
+        self._files = sorted(files, key=lambda file: file.path)  # not every store lists them in this order
+        self._paths = [file.path for file in self._files]
 
     def at(self, place: str) -> tuple[list[File], bool]:
         """Return the file at `place` or the files in folder `place`, and whether it is a folder."""
