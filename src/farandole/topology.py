@@ -49,27 +49,38 @@ class Topology:
 
     @classmethod
     def from_hosts(cls, rank: int, hosts: Sequence[str]) -> Self:
-        """Make the place of `rank` from the host of each rank.
+        """Make the place of `rank` from the host of each rank, see `all_from_hosts`."""
+        if not 0 <= rank < len(hosts):
+            raise ConfigError("rank", f"must be in 0..{len(hosts) - 1}, got {rank}")
+        return cls.all_from_hosts(hosts)[rank]
+
+    @classmethod
+    def all_from_hosts(cls, hosts: Sequence[str]) -> list[Self]:
+        """Make the places of all ranks from the host of each rank.
 
         Local ranks count the ranks of one host in rank order; cross ranks count the ranks with one local rank,
         so that on hosts with unequal numbers of ranks `cross_size` differs between local ranks."""
-        if not 0 <= rank < len(hosts):
-            raise ConfigError("rank", f"must be in 0..{len(hosts) - 1}, got {rank}")
-        local_ranks: list[int] = []
-        seen: Counter[str] = Counter()
+        hosts = tuple(hosts)
+        on_host: Counter[str] = Counter()  # ranks so far
+        with_local_rank: Counter[int] = Counter()
+        numbers: list[tuple[int, int]] = []  # local and cross rank
         for host in hosts:
-            local_ranks.append(seen[host])
-            seen[host] += 1
-        mine = local_ranks[rank]
-        return cls(
-            rank=rank,
-            size=len(hosts),
-            local_rank=mine,
-            local_size=seen[hosts[rank]],
-            cross_rank=local_ranks[:rank].count(mine),
-            cross_size=local_ranks.count(mine),
-            hosts=tuple(hosts),
-        )
+            local_rank = on_host[host]
+            numbers.append((local_rank, with_local_rank[local_rank]))
+            on_host[host] += 1
+            with_local_rank[local_rank] += 1
+        return [
+            cls(
+                rank=rank,
+                size=len(hosts),
+                local_rank=local_rank,
+                local_size=on_host[hosts[rank]],
+                cross_rank=cross_rank,
+                cross_size=with_local_rank[local_rank],
+                hosts=hosts,
+            )
+            for rank, (local_rank, cross_rank) in enumerate(numbers)
+        ]
 
     @property
     def local_ranks(self) -> tuple[int, ...]:

@@ -66,6 +66,14 @@ def test_control_connections_are_a_shallow_tree(places: list[int]) -> None:
         assert all(each == hosts.index(hosts[each]) for each in remote)
 
 
+def test_the_places_of_many_ranks_share_their_list_of_hosts() -> None:
+    """The work of a launcher is in proportion to its ranks."""
+    places = Topology.all_from_hosts(["a", "b"] * 2048)
+    assert len(places) == 4096 and {id(each.hosts) for each in places} == {id(places[0].hosts)}
+    assert places[4095] == Topology.from_hosts(4095, places[0].hosts)
+    assert Topology.all_from_hosts([]) == []
+
+
 @given(host_lists)
 def test_places_fit_together(hosts: list[str]) -> None:
     places = [Topology.from_hosts(rank, hosts) for rank in range(len(hosts))]

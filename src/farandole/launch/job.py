@@ -113,13 +113,12 @@ def open_job(
         }
         torch_store = agents[hosts[0]].address, agents[hosts[0]].reserve_port()
         places = []
-        for rank, host in enumerate(hosts):
-            topology = Topology.from_hosts(rank, identities)
+        for topology, host in zip(Topology.all_from_hosts(identities), hosts, strict=True):
             job_environment = JobEnvironment.of(topology, rendezvous=server.address, secret=secret, job=name)
             cores = share_of(topology.local_rank, topology.local_size, agents[host].cores) if binding == "cores" else ()
             env = {"PYTHONUNBUFFERED": "1", **environment, **threads[host], **note_launches(environment)}
             env.update(job_environment.write(torch_store))
-            places.append((agents[host], Place(rank=rank, host=host, env=env, cores=cores)))
+            places.append((agents[host], Place(rank=topology.rank, host=host, env=env, cores=cores)))
         where = ", ".join(host.name for host in agents)
         log.info("job %s: %d ranks on %s, rendezvous at %s", name, num_proc, where, server.address)
         job = Job(places, server.depart)
