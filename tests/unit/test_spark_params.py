@@ -20,7 +20,7 @@ from farandole.refusals import IGNORED_PARAMS
 from farandole.spark import estimator as base
 from farandole.spark.backend import SparkBackend
 from farandole.spark.data_module import PetastormDataModule
-from farandole.spark.store import Store
+from farandole.spark.store import FilesystemStore, Store
 from farandole.spark.torch import TorchEstimator
 from farandole.spark.trainers.checkpoint import Checkpoint
 from farandole.spark.trainers.run import RunPlan
@@ -257,23 +257,37 @@ def test_settings_that_do_not_go_together() -> None:
         estimator.copy({estimator.model: torch.nn.ReLU()})._check()
 
 
+def plan_of(store: FilesystemStore | None) -> RunPlan:
+    return RunPlan(
+        run_id="mine", store=store, rows=None, label_cols=("y",), epochs=3, train_steps=None, validation_steps=None,  # type: ignore[arg-type]
+        start=Checkpoint(seed=3), verbose=0,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_driver_looks_for_the_checkpoint_without_reading_it(
     shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store.create(str(tmp_path))
     trained = Checkpoint(kind="pytorch", epoch=1, seed=3, history=[{"epoch": 1}])
-    plan = RunPlan(
-        run_id="mine", store=store, rows=None, label_cols=("y",), epochs=1, train_steps=None, validation_steps=None,  # type: ignore[arg-type]
-        start=Checkpoint(seed=3), verbose=0,
-    )  # fmt: skip
     if shared:
         store.write(store.get_checkpoint_path("mine"), b"large")
     monkeypatch.setattr(base, "run_training_job", lambda *_, **__: trained.dump())
     monkeypatch.setattr(type(store), "read", lambda *_: pytest.fail("the checkpoint was read"))
     monkeypatch.setattr(TorchEstimator, "_task", lambda *_: None)
-    assert TorchEstimator(num_proc=2)._run(plan, None, None) == trained
+    assert TorchEstimator(num_proc=2)._run(plan_of(store), None, None) == trained
     assert ("which the driver does not see" in caplog.text) is not shared
+
+
+def test_a_fit_of_a_finished_run_says_that_it_trains_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(TorchEstimator, "_trained", lambda *given: given[1:])
+    finished = Checkpoint(seed=3, epoch=3)
+    assert TorchEstimator()._train_rest(plan_of(None), finished, None, None) == ("mine", finished)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "mine: no epoch is left after 3, as all of them are finished" in record.message
 
 
 def test_fits_of_a_grid_do_not_share_a_run(tmp_path: Path) -> None:
