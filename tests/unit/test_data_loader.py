@@ -312,6 +312,7 @@ def test_speed_and_waiting_are_measured(tmp_path: Path, caplog: pytest.LogCaptur
     assert loader.metrics is None
     for _ in range(2):
         list(loader)
+        assert loader.metrics == told[-1], "the time after an epoch does not count"
     assert [(each.epoch, each.rows, each.steps) for each in told] == [(0, 180, 4), (1, 180, 4)]
     assert all(0 < each.waited <= each.seconds and 0 < each.waiting <= 100 for each in told)
     assert told[0].scalars() == {

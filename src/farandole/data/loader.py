@@ -159,6 +159,7 @@ class Loader:
                 # Moved before the batch is yielded: a state that is saved while it is used counts it as done.
                 self._position += stride
                 if meter.steps == steps:
+                    meter.stop()
                     self._finish(meter.metrics)
                 yield batch
 

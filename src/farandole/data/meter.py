@@ -46,7 +46,12 @@ class Meter:
         self.rows = self.steps = 0
         self._epoch = epoch
         self._began = time.monotonic()
+        self._ended: float | None = None
         self._waited = 0.0
+
+    def stop(self) -> None:
+        """Stop the time of the epoch."""
+        self._ended = time.monotonic()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -59,6 +64,6 @@ class Meter:
 
     @property
     def metrics(self) -> Metrics:
-        """The measurements so far."""
-        seconds = time.monotonic() - self._began
+        """The measurements so far, or up to `stop`."""
+        seconds = (time.monotonic() if self._ended is None else self._ended) - self._began
         return Metrics(epoch=self._epoch, rows=self.rows, steps=self.steps, seconds=seconds, waited=self._waited)
