@@ -75,6 +75,15 @@ def test_libraries_by_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert title == "C" and Path(path).is_file() and Path(path).name.startswith("libc") and about == ""
 
 
+def test_two_libraries_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may have another number than the name by which it was loaded, as that of CUDA's driver has."""
+    files = ("/lib/libmpi.so.40.30.4", "/opt/libmpi.so.12.0.5", "/lib/libcuda.so.535.54")
+    maps = "".join(f"7f00-7f01 r-xp 00000000 08:01 7 {file}\n" for file in files)
+    monkeypatch.setattr(Path, "read_text", lambda self, **options: maps)
+    names = ("libmpi.so.40", "libmpi.so.12", "libcuda.so.1", "libnone.so.1")
+    assert [libraries._file_of(name) for name in names] == [*files, "libnone.so.1"]
+
+
 DRIVER = """
 int cuInit(unsigned flags) { return RESULT; }
 int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }

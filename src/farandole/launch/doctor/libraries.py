@@ -51,11 +51,13 @@ def _load(name: str) -> ctypes.CDLL | None:
 
 def _file_of(name: str) -> str:
     """Return the file by which `name` has been loaded into this process."""
-    stem = name.partition(".so")[0] + ".so"
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-        path = line.split(maxsplit=5)[-1]
-        if path.startswith("/") and Path(path).name.startswith(stem):
-            return path
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    paths = [path for line in lines if (path := line.split(maxsplit=5)[-1]).startswith("/")]
+    # libcuda.so.1 is a link to libcuda.so.535.54; but libmpi.so.12 is not libmpi.so.40, which may be here, too.
+    for beginning in (name, name.partition(".so")[0] + ".so"):
+        for path in paths:
+            if Path(path).name.startswith(beginning):
+                return path
     return name
 
 
