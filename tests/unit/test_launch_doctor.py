@@ -194,6 +194,7 @@ def test_the_command(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(("doctor", "--json", "--fast")) == 0
     assert list(json.loads(capsys.readouterr().out)["hosts"]) == ["this machine"]
     assert cli.main(("doctor", "-H", "a:0")) == 2
+    assert cli.main(("doctor", "-H", "localhost", "--network-interface", "none0")) == 2
 
 
 def test_hosts_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

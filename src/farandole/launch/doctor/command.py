@@ -58,6 +58,8 @@ def _diagnose(given: argparse.Namespace) -> Diagnosis:
         except HostsError as error:
             unusable |= error.reasons
             hosts = [host for host in hosts if host.name not in unusable]
+        except ConfigError:  # wrong use of this command
+            raise
         except FarandoleError as error:
             return Diagnosis.of([], unusable | {"all others": str(error)}, [])
     return Diagnosis.of([], unusable, [])
