@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -90,3 +91,11 @@ def test_a_stream_that_cannot_be_made_fails_the_future(follower: Follower, monke
     monkeypatch.setattr(work, "SideStreams", NoStreams)
     with pytest.raises(RuntimeError, match="device-side assert"):
         follower.future_of(Underway([Operation(done=True)], [], as_it_is)).wait()
+
+
+def test_a_thread_that_could_not_start_is_tried_again(follower: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = Underway([Operation(done=True)], [], as_it_is)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start new thread"):
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        follower.future_of(done)
+    assert follower.future_of(done).wait() == []

@@ -182,8 +182,9 @@ class Follower:
         with self._lock:
             if self._thread is None:
                 # A daemon: a program may end without destroying its process group.
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         streams = SideStreams()
