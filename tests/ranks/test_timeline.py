@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -233,6 +234,18 @@ def test_a_full_disk_ends_the_timeline_and_nothing_else(caplog: pytest.LogCaptur
         text.take(context.engine, "")
         assert text.next() == b""  # nothing is kept for a file that does not exist
     assert "the timeline ends here: it cannot be written any more" in caplog.text
+
+
+def test_a_timeline_that_gets_no_thread_can_be_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    timeline = Timeline(0, 1, "host")
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start new thread"):
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        timeline.start(tmp_path / "first.json")
+    timeline.start(tmp_path / "second.json")
+    timeline.show("curve", {"loss": 1.0})
+    timeline.close()
+    assert not (tmp_path / "first.json").read_text()
+    assert [event["name"] for event in read(tmp_path / "second.json")] == ["process_name", "curve"]
 
 
 def test_the_files_of_two_hosts_become_one(tmp_path: Path) -> None:

@@ -61,6 +61,14 @@ class Timeline:
             except OSError as error:
                 raise ConfigError("timeline", f"cannot write {where} ({error.strerror})") from error
             self._end()
+            self._stop.clear()
+            thread = threading.Thread(target=self._run, name="farandole-timeline", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the limit on threads
+                file.close()
+                raise
+            self._thread = thread
             with self._writing:
                 self._file, self._text, self._dropped = file, TraceText(self._rank), 0
                 self._marks_plans = mark_plans
@@ -68,9 +76,6 @@ class Timeline:
                     engine.start_trace(mark_plans)
                 # Afterwards, because a failed write stops the traces.
                 self._append({"name": "process_name", "ph": "M", "pid": self._rank, "args": self._about})
-            self._stop.clear()
-            self._thread = threading.Thread(target=self._run, name="farandole-timeline", daemon=True)
-            self._thread.start()
 
     def stop(self) -> None:
         """Write the remaining events and complete the file; logs a warning if no timeline is being written.
