@@ -12,7 +12,7 @@ import pytest
 import farandole.keras as hvd
 from farandole.errors import ConfigError
 from farandole.spark.data_module import DataModule
-from farandole.spark.keras import KerasEstimator
+from farandole.spark.keras import KerasEstimator, KerasModel
 from farandole.spark.store import Store
 from farandole.spark.trainers.checkpoint import Checkpoint
 from farandole.spark.trainers.keras import KerasJob, KerasTrainer
@@ -233,6 +233,25 @@ def check_losses_of_a_compiled_model_are_taken(rank: int, size: int, folder: Pat
     model.compile("sgd", loss={"one": "mse"})
     with pytest.raises(ConfigError, match=r"^loss: of the model has the names \['one'\], and its outputs are"):
         estimator.getLoss()
+
+
+def check_a_model_is_saved_once(rank: int, size: int) -> None:
+    saved: list[Path] = []
+
+    class Counted(keras.Sequential):  # type: ignore[misc]  # Keras ships no types
+        def save(self, path: Path, *given: Any, **named: Any) -> None:
+            saved.append(path)
+            super().save(path, *given, **named)
+
+    model = Counted([keras.Input((2,)), keras.layers.Dense(1)])
+    fitted = KerasModel(model=model, feature_columns=["x"], label_columns=["y"], custom_objects={"Counted": Counted})
+    files = fitted.to_files()
+    assert len(saved) == 1
+    again = KerasModel.from_files(files.__getitem__)
+    np.testing.assert_array_equal(again.getModel().get_weights()[0], model.get_weights()[0])
+    assert again.getCustomObjects()["Counted"] is not None
+    with pytest.raises(ConfigError, match="backend_env: holds values that are not texts, of OMP_NUM_THREADS"):
+        KerasEstimator(backend_env={"OMP_NUM_THREADS": 4})  # type: ignore[dict-item]
 
 
 def check_outputs_of_several_dimensions(rank: int, size: int, folder: Path) -> None:

@@ -28,12 +28,14 @@ with importing(__name__):
     from farandole.spark.trainers.keras_model import (
         Inputs,
         KerasPredictor,
+        all_custom_objects,
         choose_backend,
         dump_model,
         dump_object,
         load_model,
         load_object,
         load_state,
+        model_file,
         read_model,
     )
     from farandole.spark.trainers.predict import column_type
@@ -91,6 +93,15 @@ def _mapping(name: str) -> Callable[[object], dict[str, Any]]:
     return check
 
 
+def _environment(value: object) -> dict[str, str]:
+    given = _mapping("backend_env")(value)
+    if wrong := [name for name, each in given.items() if not isinstance(each, str)]:
+        raise ConfigError(
+            "backend_env", f"holds values that are not texts, of {', '.join(wrong)}; write them in quotes"
+        )
+    return given
+
+
 class KerasEstimator(DataFrameEstimator["KerasModel"]):
     """Trains a Keras 3 model on a DataFrame's rows, on `num_proc` ranks, with the Keras backend of this process.
 
@@ -119,7 +130,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
     callbacks = param("callbacks", "Keras callbacks, which run on every rank", _callbacks)
     custom_objects = param("custom_objects", "classes and functions of the model, by name", _mapping("custom_objects"))
     checkpoint_callback = param("checkpoint_callback", "ModelCheckpoint that writes into the store", _checkpoint)
-    backend_env = param("backend_env", "environment variables for the ranks", _mapping("backend_env"))
+    backend_env = param("backend_env", "environment variables for the ranks", _environment)
 
     def __init__(
         self,
@@ -350,12 +361,11 @@ class KerasModel(DataFrameModel):
 
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
         facts, files = super()._contents()
-        _, custom = cloudpickle.loads(dump_model(self._model, self._custom_objects))
+        custom = all_custom_objects(self._model, self._custom_objects)
         return facts, {**files, _CUSTOM: cloudpickle.dumps(custom)}
 
     def _dumped(self) -> tuple[str, bytes]:
-        content, _ = cloudpickle.loads(dump_model(self._model, self._custom_objects))
-        return _FILE, content
+        return _FILE, model_file(self._model)
 
     @classmethod
     def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:

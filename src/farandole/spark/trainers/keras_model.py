@@ -121,12 +121,22 @@ def choose_backend(name: str) -> None:
 
 
 def dump_model(model: Any, custom_objects: Mapping[str, Any] | None = None) -> bytes:
-    """Return the model, in Keras' format, with its custom objects: those given, and the classes of its layers."""
+    """Return the model, in Keras' format, with its custom objects."""
+    pickled: bytes = cloudpickle.dumps((model_file(model), all_custom_objects(model, custom_objects or {})))
+    return pickled
+
+
+def model_file(model: Any) -> bytes:
+    """Return the content of the model's `.keras` file."""
     with tempfile.TemporaryDirectory(prefix="farandole-keras-") as folder:
         path = Path(folder, "model.keras")
         model.save(path)
-        pickled: bytes = cloudpickle.dumps((path.read_bytes(), {**_custom_classes(model), **(custom_objects or {})}))
-        return pickled
+        return path.read_bytes()
+
+
+def all_custom_objects(model: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the custom objects `given`, and the classes of the model's layers."""
+    return {**_custom_classes(model), **given}
 
 
 @dataclass(frozen=True)
