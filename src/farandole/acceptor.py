@@ -338,7 +338,8 @@ class AcceptingThread:
     def drop(self, listener: socket.socket) -> None:
         """Close one of the listeners soon; any thread may call this."""
         self._dropped.put(listener)
-        self._stop.send(b"d")
+        with contextlib.suppress(OSError):  # the thread has ended, and closed all listeners
+            self._stop.send(b"d")
 
     def close(self) -> None:
         """End the thread and close the listeners; idempotent."""

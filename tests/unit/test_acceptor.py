@@ -304,3 +304,10 @@ def test_members_are_admitted_without_assertions() -> None:
         """
     done = subprocess.run([sys.executable, "-O", "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "b'host' b'peer'\n", done.stderr
+
+
+def test_a_listener_may_be_dropped_when_the_thread_has_ended() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = AcceptingThread(Acceptor([listener], SECRET, me=b"host", service="x"), Members(), name="accepting")
+    thread.close()
+    thread.drop(listener)
