@@ -193,7 +193,7 @@ def _without_meaning(given: Given) -> list[str]:
 def _hosts(given: Given, environment: Mapping[str, str], timeout: timedelta) -> tuple[str | None, timedelta]:
     """Return the named hosts, and the time to wait for hosts that are not ready."""
     discovery = Discovery.of(given)
-    patience = discovery.patience or timeout
+    patience = timeout if discovery.patience is None else discovery.patience
     job = OperatorJob.find(environment) if given.hosts is None and given.hostfile is None else None
     if given.num_proc is None or (job is not None and job.owns(discovery.script)):
         return given.hosts, patience  # the operator's job finds its hosts without the option
