@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from farandole.acceptor import Admitted
 from farandole.compat.launching import run
 from farandole.errors import ConfigError, RankFailed, RendezvousError, SlotsError
 from farandole.launch import mpi_worker
@@ -101,6 +102,17 @@ def test_many_ranks_without_an_outcome_wait_for_mpirun_once() -> None:
         with pytest.raises(RankFailed, match="rank 2 failed: ended before its function returned"):
             calls.values(mpirun, timedelta(seconds=30))
     assert waits == [LAST_WORDS, timedelta(0), timedelta(0)]
+
+
+def test_a_rank_without_a_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with _Calls(1, [socket.create_server(("127.0.0.1", 0))], bytes(32), b"call") as calls, socket.socket() as peer:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RendezvousError, match="raise the limit on processes of this user"):
+            calls._admit(Admitted(peer, b"0", "there"))
+        assert calls._connections == {}  # so the launcher does not wait for it without a limit
 
 
 def test_words_for_mpirun_alone_mean_it(site: Path) -> None:

@@ -33,6 +33,7 @@ from farandole.launch.mpirun import Asked, hosts_for_mpirun, prepare
 from farandole.launch.output import Output
 from farandole.launch.pickling import dump_call, load_value
 from farandole.launch.processes import GRACE, RankProcess
+from farandole.limits import naming_process_limit
 from farandole.topology import interface_addresses, interface_names, loopback_address, own_addresses
 
 __all__ = ["MpirunOutput", "asked_of_mpirun", "call_by_mpirun"]
@@ -210,10 +211,15 @@ class _Calls:
         rank = int(peer.who)
         if not 0 <= rank < self._ranks or rank in self._connections:
             raise ValueError(f"there is no rank {rank} to start, or it runs already")
-        self._connections[rank] = peer.sock
         thread = threading.Thread(target=self._serve, args=(rank, peer.sock), name=f"farandole-mpi-{rank}", daemon=True)
+        self._connections[rank] = peer.sock
+        try:
+            with naming_process_limit(RendezvousError):
+                thread.start()
+        except BaseException:
+            del self._connections[rank]
+            raise
         self._threads.append(thread)
-        thread.start()
 
     def _serve(self, rank: int, connection: socket.socket) -> None:
         """Send the call and wait for its outcome; the body of a rank's thread."""
