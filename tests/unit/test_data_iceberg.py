@@ -37,6 +37,8 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, StringType
 
 from farandole.data import Growing, GrowingLoader, IcebergSource, Loader, ParquetSource, Reading, SelectedSource
+from farandole.data.file_systems import Files
+from farandole.data.row_groups import File
 from farandole.errors import SourceError
 from helpers.tables import as_counter, rows_of, some_rows, start_pyiceberg
 
@@ -274,6 +276,25 @@ def test_deleted_positions_are_left_out(catalog: InMemoryCatalog) -> None:
     before = table.current_snapshot()
     assert before is not None
     assert sum(group.rows for group in IcebergSource(table.location(), snapshot=before.snapshot_id).row_groups) == 20
+
+
+def test_a_file_of_deleted_rows_is_read_once_for_all_files_of_data(
+    catalog: InMemoryCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make(catalog)
+    paths = [task.file.file_path for task in table.scan().plan_files()]
+    assert len(paths) == 2
+    later = delete_rows(table, {path: [0] for path in paths}, DataFileContent.POSITION_DELETES)
+    opened: list[str] = []
+    files_open = Files.open
+
+    def counting(self: Files, file: File) -> Any:
+        opened.append(file.path)
+        return files_open(self, file)
+
+    monkeypatch.setattr(Files, "open", counting)
+    assert sum(group.rows for group in IcebergSource(later).row_groups) == 18
+    assert len([path for path in opened if path.endswith("deletes.parquet")]) == 1
 
 
 def test_equality_deletes_are_refused_by_name(catalog: InMemoryCatalog) -> None:

@@ -3,15 +3,15 @@
 import hashlib
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from fsspec.implementations.arrow import ArrowFSWrapper
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ __all__ = ["IcebergSource"]
 
 _NUMBERED = re.compile(r"v?(\d+)(?:-[^/]*)?(?:\.gz)?\.metadata\.json")
 _HINT = "version-hint.text"
+
+Positions: TypeAlias = Sequence[pa.Array]
 
 
 class IcebergSource(TableSource):
@@ -74,7 +76,8 @@ class IcebergSource(TableSource):
             columns = _columns(self._name, opened, self._schema)
             tasks = sorted(scan.plan_files(), key=lambda task: task.file.file_path)
             self._entries = [task.file for task in tasks]
-            data = [self._data_file(opened, files, task, columns) for task in tasks]
+            deleted = cache(partial(_deleted, files))  # a file of deleted rows may belong to many files of data
+            data = [self._data_file(opened, files, task, columns, deleted) for task in tasks]
         gone = (
             f"is not there: snapshot {self._version} of {mask(self._name)} was expired, or the file removed by hand; "
             "open a newer snapshot"
@@ -96,14 +99,19 @@ class IcebergSource(TableSource):
         return IcebergSource(table, snapshot=version, options=self._options)
 
     def _data_file(
-        self, table: "Table", files: Files, task: "FileScanTask", columns: Sequence[TableColumn]
+        self,
+        table: "Table",
+        files: Files,
+        task: "FileScanTask",
+        columns: Sequence[TableColumn],
+        deleted: Callable[["Entry"], Mapping[str, Positions]],
     ) -> DataFile:
         entry = task.file
         if entry.file_format.value != "PARQUET":
             raise SourceError(entry.file_path, f"is a file of {entry.file_format.value}, which is not supported")
         bits, mark = None, ""
         if task.delete_files:
-            bits = _kept(files, entry, task.delete_files)
+            bits = _kept(entry, map(deleted, task.delete_files))
             mark = hashlib.sha256(bits.tobytes()).hexdigest()[:16]
         layout = hashlib.sha256(repr([(column.field, column.field_id) for column in columns]).encode()).hexdigest()[:8]
         # Names of data files are never reused, so path, schema and deleted rows identify the rows.
@@ -258,35 +266,41 @@ def _identity_partitions(
             yield column.field.name, _array([entry.partition[place]], column.field.type)[0]
 
 
-def _kept(files: Files, entry: "Entry", deletes: Iterable["Entry"]) -> NDArray[np.uint8]:
-    """Return a bit per row of a data file, False for the rows that the files in `deletes` delete."""
+def _kept(entry: "Entry", deleted: Iterable[Mapping[str, Positions]]) -> NDArray[np.uint8]:
+    """Return a bit per row of a data file, False for the rows that `deleted`, results of `_deleted`, delete."""
     kept = np.ones(entry.record_count, bool)
-    for each in deletes:
-        if each.content.name != "POSITION_DELETES":
-            raise SourceError(each.file_path, "holds equality deletes, which are not supported; compact the table")
-        place = File(files.place(each.file_path), each.file_size_in_bytes, "")
-        if each.file_format.value == "PARQUET":
-            with files.open(place) as opened:
-                read = pq.read_table(opened, columns=["file_path", "pos"])
-            positions = [read.filter(pc.equal(read["file_path"], entry.file_path))["pos"]]
-        elif each.file_format.value == "PUFFIN":
-            positions = _deletion_vectors(files, place, entry.file_path)
-        else:
-            problem = f"holds deleted rows as {each.file_format.value}, which is not supported; compact the table"
-            raise SourceError(each.file_path, problem)
-        for part in positions:
-            kept[part.to_numpy()] = False
+    for each in deleted:
+        for part in each.get(entry.file_path, ()):
+            kept[part.to_numpy(zero_copy_only=False)] = False
     return np.packbits(kept)
 
 
-def _deletion_vectors(files: Files, place: File, path: str) -> list[pa.ChunkedArray]:
+def _deleted(files: Files, entry: "Entry") -> Mapping[str, Positions]:
+    """Return the positions of the rows that a file of deleted rows deletes, by the paths of files of data."""
+    if entry.content.name != "POSITION_DELETES":
+        raise SourceError(entry.file_path, "holds equality deletes, which are not supported; compact the table")
+    place = File(files.place(entry.file_path), entry.file_size_in_bytes, "")
+    if entry.file_format.value == "PUFFIN":
+        return _deletion_vectors(files, place)
+    if entry.file_format.value != "PARQUET":
+        problem = f"holds deleted rows as {entry.file_format.value}, which is not supported; compact the table"
+        raise SourceError(entry.file_path, problem)
+    with files.open(place) as opened:
+        read = pq.read_table(opened, columns=["file_path", "pos"])
+    found = read.group_by("file_path").aggregate([("pos", "list")])
+    return {path.as_py(): [rows.values] for path, rows in zip(found["file_path"], found["pos_list"], strict=True)}
+
+
+def _deletion_vectors(files: Files, place: File) -> Mapping[str, Positions]:
     from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
     from pyiceberg.table.puffin import PuffinFile
 
     with files.open(place) as opened:
         puffin = PuffinFile(opened.read())
-    vectors = deletion_vectors_from_puffin_file(puffin)
-    return [each.to_vector() for each in vectors if each.referenced_data_file == path]
+    found: dict[str, list[pa.Array]] = {}
+    for each in deletion_vectors_from_puffin_file(puffin):
+        found.setdefault(each.referenced_data_file, []).extend(each.to_vector().chunks)
+    return found
 
 
 def _type_of(kind: "IcebergType", raw: bytes) -> Any:
