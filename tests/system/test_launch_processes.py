@@ -145,7 +145,7 @@ def test_terminate_lets_the_rank_end_by_itself() -> None:
 def test_of_requests_that_arrive_together_the_shortest_grace_counts() -> None:
     """Ctrl-C twice, while the guard is busy."""
     guard = Guard.__new__(Guard)
-    guard.kill_at, guard.rank_alive, guard.asked_to_end = None, False, False
+    vars(guard).update(kill_at=None, rank_alive=False, asked_to_end=False)
     guard.control, launcher = os.pipe()
     os.write(launcher, b"T5000\nT0\n")
     guard.handle(guard.control)
