@@ -434,6 +434,18 @@ def test_a_client_that_cannot_be_made_is_told_once(
     assert "botocore" in told[0]
 
 
+def test_siblings_whose_names_begin_alike_are_not_all_listed(tmp_path: Path) -> None:
+    write_rows(tmp_path, [[ROWS]] * 3)
+    with store_of(tmp_path, "s3") as (store, open_it):
+        open_it()
+        alone = store.requests["LIST"]
+        store.objects |= {f"bucket/data-2023/{number}.parquet": b"x" for number in range(40)}
+        store.reset()
+        store.page = 4
+        assert len(open_it().row_groups) == 3
+        assert store.requests["LIST"] <= alone + 2
+
+
 def test_a_store_is_connected_to_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     create = botocore.session.Session.create_client

@@ -67,8 +67,14 @@ def list_places(client: RangeClient, places: Sequence[str]) -> list[tuple[list[F
     if common is not None:
         listed = _Listing(common)
         return [listed.at(place) for place in places]
-    found = [client.listing(place, None) for place in places]
+    found = [_listed(client, place) for place in places]
     return [_Listing(files).at(place) for place, files in zip(places, found, strict=True) if files is not None] or None
+
+
+def _listed(client: RangeClient, place: str) -> list[File] | None:
+    """List a file, or a folder without its siblings if those make the listing long ("train" and "train-2023/...")."""
+    short = client.listing(place, 2)
+    return short if short is not None else client.listing(f"{place}/", None) or client.listing(place, None)
 
 
 class _Listing:
