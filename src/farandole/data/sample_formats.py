@@ -270,12 +270,7 @@ def _plain_file(header: bytes, place: int) -> _Member | None:
     except ValueError:
         return None
     magic = header[257:265]
-    if (
-        len(header) < tarfile.BLOCKSIZE
-        or size < 0
-        or header[156:157] not in (b"0", b"\0")
-        or magic not in (_POSIX, _GNU)
-    ):
+    if len(header) < tarfile.BLOCKSIZE or header[156:157] not in (b"0", b"\0") or magic not in (_POSIX, _GNU):
         return None
     if size < 0 or (magic == _GNU and prefix):  # GNU's format has other fields in place of the prefix
         return None
