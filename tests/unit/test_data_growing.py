@@ -135,6 +135,13 @@ def test_least_files_are_waited_for(tmp_path: Path) -> None:
     assert [len(batch["row"]) for batch in loader] == [2, 2, 1]
 
 
+def test_too_few_new_files_end_in_an_error_that_says_so(tmp_path: Path) -> None:
+    Writer(tmp_path, []).add(1)
+    growing = Growing(str(tmp_path), least_files=2, poll=0.01, patience=0.03)
+    with pytest.raises(SourceError, match=r"has fewer than 2 new files since 0 s, .* or lower least_files"):
+        loader_of(tmp_path, None, growing=growing)
+
+
 def test_rows_that_change_are_refused(tmp_path: Path) -> None:
     writer = Writer(tmp_path, [])
     writer.add(4, "a.parquet")

@@ -127,7 +127,7 @@ class Growing:
             raise ConfigError("until", f"is a version, but {format} has no consecutive versions")
         self._url, self._until, self._format, self._options = text_of(url), until, format, options
         self._decode, self._size, self._classes = decode, size, tuple(classes)
-        self._least_files, self.poll, self.patience = least_files, poll, patience
+        self.least_files, self.poll, self.patience = least_files, poll, patience
         self._store: Files | None = None
 
     def __str__(self) -> str:
@@ -152,7 +152,7 @@ class Growing:
         elif callable(self._until):
             last = self._until([file.path for file in files])
         new = seen.new_of(files)
-        return Arrived(tuple(new), version, format, last) if last or len(new) >= self._least_files else None
+        return Arrived(tuple(new), version, format, last) if last or len(new) >= self.least_files else None
 
     def open(self, arrived: Arrived, gather: Gather | None) -> Source:
         """Open files that `look` returned; collective with `gather`; raises as `ParquetSource` and `files` do."""

@@ -184,7 +184,10 @@ class GrowingLoader(Loader):
             found = self._growing.look(self._seen)
             waited = time.monotonic() - began
             if found is None and waited > self._growing.patience:
-                problem = f"has no new files since {waited:.0f} s, and has not ended; raise the patience"
+                least = self._growing.least_files
+                few = "no" if least == 1 else f"fewer than {least}"
+                advice = "raise the patience" if least == 1 else "raise the patience, or lower least_files"
+                problem = f"has {few} new files since {waited:.0f} s, and has not ended; {advice}"
                 raise SourceError(str(self._growing), problem)
             return [] if found is None else [found]
 
