@@ -73,6 +73,10 @@ void LinkWaiter::look_for_lost() {
   for (size_t i = 0; i < fds_.size(); ++i) {
     // Reading detects the end itself, after all data sent before it.
     if ((fds_[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0 || (fds_[i].events & POLLIN) != 0) continue;
+    if (mesh_.guard().has_left(mesh_.link(peers_[i]).rank())) {
+      fds_[i].fd = -1;  // poll() would return at once for ever; what the peer has sent is here
+      continue;
+    }
     const uint64_t now = now_ns();
     if (hung_up_since_ns_ == 0) hung_up_since_ns_ = now;
     if (now - hung_up_since_ns_ < kGraceNs) return;

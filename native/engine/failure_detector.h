@@ -32,6 +32,7 @@ class FailureDetector final : public Guard {
 
   /// Guard of waits inside collectives: receive messages, and throw when the wait cannot succeed.
   void check() override;
+  [[nodiscard]] bool has_left(int rank) const override { return control_.has_left(rank); }
   [[nodiscard]] bool spins_briefly() const override { return driver_.is_in_background(); }
 
   /// Return the error that explains `error`, which a collective has thrown. A peer may have ended only because a third

@@ -29,6 +29,7 @@ class Mesh {
     small_bytes_ = small_bytes;
   }
 
+  [[nodiscard]] const Guard& guard() const { return guard_; }
   [[nodiscard]] Waiter waiter() { return Waiter(guard_, policy_); }
 
   /// At least `bytes` of scratch memory, reused by later operations; uninitialized.

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -75,6 +76,10 @@ class Deadline final : public farandole::Guard {
   /// Begins the time anew. Not while a rank waits.
   void renew() { end_ = std::chrono::steady_clock::now() + limit_; }
 
+  /// Says that `rank` has left in order.
+  void note_departure(int rank) { left_ = rank; }
+  [[nodiscard]] bool has_left(int rank) const override { return rank == left_; }
+
   void check() override {
     if (std::chrono::steady_clock::now() > end_)
       throw farandole::Error::timeout("", {}, std::chrono::duration<double>(limit_).count());
@@ -83,6 +88,7 @@ class Deadline final : public farandole::Guard {
  private:
   std::chrono::milliseconds limit_;
   std::chrono::steady_clock::time_point end_;
+  std::atomic<int> left_{-1};
 };
 
 /// Fully connected ranks of one test. All links live until the last rank has finished, unless a body drops its own.
@@ -114,6 +120,12 @@ class Ranks {
 
   /// Closes all links of `rank`, like its death.
   void drop(int rank) { meshes_[static_cast<size_t>(rank)].reset(); }
+
+  /// The same, but the others know that it has left in order.
+  void leave(int rank) {
+    for (const auto& guard : guards_) guard->note_departure(rank);
+    drop(rank);
+  }
 
   /// Runs `body` on every rank; returns each rank's exception. The deadline is that of one run.
   std::vector<std::optional<farandole::Error>> run(const Body& body) {

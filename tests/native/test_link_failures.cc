@@ -3,6 +3,7 @@
 #include <functional>
 
 #include "collectives/link_collectives.h"
+#include "collectives/link_exchange.h"
 #include "link_ranks.h"
 
 namespace {
@@ -156,6 +157,25 @@ void leaving_after_the_own_part_is_no_failure() {
   }
 }
 
+/// The same, although nothing moves for longer than a link may have hung up.
+void a_stall_after_a_departure_is_no_failure() {
+  Ranks ranks(3, Wire::Tcp, kLimit);
+  const auto errors = ranks.run([&](Mesh& mesh) {
+    if (mesh.rank() == 0) return ranks.leave(0);
+    std::byte byte{};
+    std::vector<Outgoing> sends;
+    std::vector<Incoming> receives;
+    if (mesh.rank() == 1) {
+      std::this_thread::sleep_for(700ms);
+      sends.push_back({&mesh.link(2), &byte, 1});
+    } else {
+      receives.push_back({&mesh.link(1), &byte, 1});
+    }
+    exchange(mesh, sends, receives);
+  });
+  for (const auto& error : errors) check::that(!error, "no error", error ? error->what() : "");
+}
+
 }  // namespace
 
 int main() {
@@ -163,5 +183,6 @@ int main() {
   a_dead_rank_in_the_chain_is_named_by_those_below_it();
   a_silent_peer_ends_at_the_deadline();
   leaving_after_the_own_part_is_no_failure();
+  a_stall_after_a_departure_is_no_failure();
   return check::report();
 }
