@@ -34,7 +34,10 @@ Staging::Staging(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), p
 Staging::~Staging() {
   engine_->shutdown();  // first: it completes operations, whose listeners use this object
   close();
-  if (thread_.joinable()) static_cast<void>(new std::thread(std::move(thread_)));  // it runs in the parent process
+  if (!engine_->is_forked()) return;
+  // The thread runs in the parent process. The end of the condition variable would wait for it.
+  static_cast<void>(new std::thread(std::move(thread_)));
+  static_cast<void>(changed_.release());
 }
 
 std::shared_ptr<StagedCall> Staging::start(RequestView request, std::span<const StagedTensor> tensors) {
@@ -78,7 +81,7 @@ void Staging::add(const Call& call) {
   if (!thread_.joinable()) thread_ = std::thread(&Staging::run, this);
   under_way_.insert(call);
   if (!call->arrived_.empty()) arriving_.push_back(call);
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 /// Undo the start of a call that was not submitted.
@@ -195,7 +198,7 @@ void Staging::run() noexcept {
   int idle = 0;
   while (!closing_) {
     if (arriving_.empty() && leaving_.empty()) {
-      changed_.wait(lock);
+      changed_->wait(lock);
       idle = 0;
     } else if (advance(lock)) {
       idle = 0;
@@ -225,7 +228,7 @@ bool Staging::advance(Lock& lock) {
     lock.lock();
     if (moved) {
       arriving_.pop_front();
-      changed_.notify_all();
+      changed_->notify_all();
     }
   }
   if (leaving_.empty()) return moved;
@@ -268,7 +271,7 @@ void Staging::submit(const Call& call) {
   }
   const std::lock_guard lock(mu_);
   call->submitted_ = true;
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 void Staging::fail(const Call& call, const Error& error) {

@@ -103,7 +103,7 @@ class Staging {
   std::mutex ending_;  // held by close()
 
   std::mutex mu_;  // guards the members below
-  std::condition_variable changed_;
+  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   std::deque<Call> arriving_;  // in the order of their copies
   std::deque<Leaving> leaving_;
   std::unordered_set<Call> under_way_;

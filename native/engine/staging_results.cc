@@ -57,7 +57,7 @@ void Staging::complete(const Call& call) noexcept {
   for (const StagedCall::Member& member : call->members_) names_.erase(member.operation->request.name);
   call->done_ = true;
   under_way_.erase(call);
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 void Staging::require_own_process() const {
@@ -68,7 +68,7 @@ bool Staging::wait(StagedCall& call, nanoseconds limit) {
   require_own_process();
   const auto deadline = std::chrono::steady_clock::now() + limit;
   Lock lock(mu_);
-  changed_.wait_until(lock, deadline, [&] { return call.done_ || call.submitted_; });
+  changed_->wait_until(lock, deadline, [&] { return call.done_ || call.submitted_; });
   if (call.done_ || !call.submitted_) return call.done_;
   lock.unlock();
   for (StagedCall::Member& member : call.members_) {
@@ -77,7 +77,7 @@ bool Staging::wait(StagedCall& call, nanoseconds limit) {
     if (left <= nanoseconds(0) || !engine_->wait(*member.operation, left)) return false;
   }
   lock.lock();
-  return changed_.wait_until(lock, deadline, [&] { return call.done_; });
+  return changed_->wait_until(lock, deadline, [&] { return call.done_; });
 }
 
 void Staging::require_results() {
@@ -96,7 +96,7 @@ bool Staging::is_done(const StagedCall& call) {
 bool Staging::wait_for_submissions(nanoseconds limit) {
   require_own_process();
   Lock lock(mu_);
-  return changed_.wait_for(lock, limit, [&] { return arriving_.empty(); });
+  return changed_->wait_for(lock, limit, [&] { return arriving_.empty(); });
 }
 
 CudaMark Staging::copy_result(StagedCall& call, size_t index, CudaDevice& device, CudaDevice::Address to, size_t bytes,
@@ -123,7 +123,7 @@ CudaMark Staging::copy_result(StagedCall& call, size_t index, CudaDevice& device
   CudaMark copied = device.mark(stream);
   const std::lock_guard lock(mu_);
   leaving_.push_back(std::move(leaving));
-  changed_.notify_all();
+  changed_->notify_all();
   return copied;
 }
 
@@ -133,7 +133,7 @@ void Staging::close() {
   {
     const std::lock_guard lock(mu_);
     closing_ = true;  // from here on, add() neither starts the thread nor adds a call
-    changed_.notify_all();
+    changed_->notify_all();
   }
   if (thread_.joinable()) thread_.join();
   std::deque<Call> waiting;

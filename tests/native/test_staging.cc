@@ -1,5 +1,8 @@
 // Collectives on device memory through pinned host memory, over a stand-in for CUDA whose streams run late: results,
 // order, errors, and that no memory stays in use.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -260,6 +263,32 @@ void test_an_end_without_shutdown() {
   CHECK(call->operation(0)->done() && call->operation(0)->error->kind == ErrorKind::Closed);
 }
 
+/// The thread of the parent, which waits for calls, is missing in a forked child.
+void test_a_forked_child() {
+  std::vector<Wiring> wirings = ranks::wire({0});
+  const auto engine = std::make_shared<Engine>(std::move(wirings[0]), options());
+  auto staging = std::make_unique<Staging>(engine);
+  {
+    const DeviceNumbers numbers(std::vector<float>(10, 1));
+    const std::vector<int64_t> shape{10};
+    const StagedTensor tensor = DeviceRank::tensor("x", numbers, &numbers, shape);
+    const auto call = staging->start(request_of(Kind::Allreduce), {&tensor, 1});
+    CHECK(staging->wait(*call, seconds(20)));
+    call->hold(numbers.device(), numbers.stream());
+    CHECK(numbers.read() == std::vector<float>(10, 1));
+    std::this_thread::sleep_for(milliseconds(20));  // until the thread sleeps
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    staging.reset();
+    _exit(0);
+  }
+  int status = -1;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+}
+
 void test_devices_that_fail() {
   for (const char* function : {"cuMemcpyDtoHAsync", "cuEventRecord", "cuMemHostAlloc", "cuMemcpyHtoDAsync"}) {
     const bool at_once = function != std::string("cuMemcpyHtoDAsync");
@@ -316,6 +345,7 @@ int main() {
   test_shutdown();
   test_a_start_during_close();
   test_an_end_without_shutdown();
+  test_a_forked_child();
   test_devices_that_fail();
   test_a_device_that_breaks();
   CHECK_EQ(cuda().error(), 0);
