@@ -242,7 +242,6 @@ def own_limit(race: Race) -> None:
     """Replace the times of a += b by the least times that memory allows for an allreduce."""
     if ADD in race.seconds:
         race.seconds[LIMIT] = [LIMIT_SHARE * value for value in race.seconds.pop(ADD)]
-        race.ratios[f"{LIMIT} : {OURS}"] = [LIMIT_SHARE * value for value in race.ratios.pop(f"{ADD} : {OURS}")]
 
 
 def memory(size: int, options: Mapping[str, object]) -> tuple[dict[str, Race], list[Line]]:

@@ -115,16 +115,6 @@ def run_job(ranks: int, hosts: int, sizes: list[int], saved: Knobs | None, round
         return run_ranks(ranks, rank_of_job, sizes, rounds, timeout=limit, config=config, hosts=hosts)[0]
 
 
-def race_of(found: Found) -> Race:
-    ours = found.seconds[OURS]
-    ratios = {
-        f"{name} : {OURS}": [theirs / mine for theirs, mine in zip(seconds, ours, strict=True)]
-        for name, seconds in found.seconds.items()
-        if name != OURS
-    }
-    return Race(found.seconds, ratios)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6)
@@ -137,7 +127,7 @@ def main() -> None:
                 found = run_job(ranks, hosts, sizes, saved, rounds)
                 kept = ", kept" if found.knobs == DEFAULT else ""
                 what = f"{world}; {shape}; from {begin}{kept}"
-                races[what] = race_of(found)
+                races[what] = Race(found.seconds)
                 lines += compare(what, races[what], {} if kept else MUST)
                 sys.stdout.write(f"{what}: {found.samples} turns, {found.knobs}\n")
                 sys.stdout.flush()

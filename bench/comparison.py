@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from race import Race, Spread, spread
 
-__all__ = ["KIB", "MIB", "OURS", "Line", "compare", "compare_seconds", "limit", "size_text", "table"]
+__all__ = ["KIB", "MIB", "OURS", "Line", "compare", "limit", "size_text", "table"]
 
 OURS = "farandole"
 KIB, MIB = 1 << 10, 1 << 20
@@ -31,30 +31,10 @@ class Line:
 
 def compare(what: str, race: Race, musts: Mapping[str, float]) -> list[Line]:
     """Return the lines of one race; `musts` are the least ratios, by contender."""
-    ours = spread([1e6 * value for value in race.seconds[OURS]])
-    lines = []
-    for name, seconds in race.seconds.items():
-        if name != OURS:
-            theirs = spread([1e6 * value for value in seconds])
-            lines.append(Line(what, name, ours, theirs, spread(race.ratios[f"{name} : {OURS}"]), musts.get(name)))
-    return lines
-
-
-def compare_seconds(what: str, seconds: Mapping[str, Sequence[float]], musts: Mapping[str, float]) -> list[Line]:
-    """Return the lines for contenders' seconds by round; `OURS` is farandole's key."""
-    mine = seconds[OURS]
-    ours = spread([1e6 * value for value in mine])
+    micro = {name: spread([1e6 * value for value in seconds]) for name, seconds in race.seconds.items()}
     return [
-        Line(
-            what,
-            name,
-            ours,
-            spread([1e6 * value for value in theirs]),
-            spread([their / our for their, our in zip(theirs, mine, strict=True)]),
-            musts.get(name),
-        )
-        for name, theirs in seconds.items()
-        if name != OURS
+        Line(what, name, micro[OURS], micro[name], spread(ratios), musts.get(name))
+        for name, ratios in race.ratios(OURS).items()
     ]
 
 

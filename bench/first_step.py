@@ -102,11 +102,9 @@ def main() -> None:
         first = race(contenders, asked.rounds)
         store.close()
     print(f"first step, {asked.mib} MiB\n{first.report()}")
-    sooner = [their / our for our, their in zip(first.seconds[OURS], first.seconds[PEER], strict=True)]
-    print(f"  sooner by a factor of            {spread(sooner)}")
     for name, seconds in epochs.items():
         print(f"  epoch, {name:<25} {spread(seconds)} s")
-    races = {f"first step, {asked.mib} MiB": first, "epoch": Race(epochs, {})}
+    races = {f"first step, {asked.mib} MiB": first, "epoch": Race(epochs)}
     print(record("first_step", races, ["pyarrow", "botocore"]))
 
 

@@ -266,7 +266,7 @@ def per_event(race: Race, events: int) -> Race:
     """Return the cost of one event of a timeline; each traced operation has `events` events."""
     pairs = zip(race.seconds[OURS], race.seconds[UNTRACED], strict=True)
     # The difference of two noisy times may be negative: then record almost 0.
-    return Race({OURS: [max((on - off) / events, 1e-10) for on, off in pairs]}, {})
+    return Race({OURS: [max((on - off) / events, 1e-10) for on, off in pairs]})
 
 
 def read_trace(path: Path) -> list[int]:

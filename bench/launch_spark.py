@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from comparison import OURS, compare_seconds, table
+from comparison import OURS, compare, table
 from pyspark.ml.torch.distributor import TorchDistributor
 from pyspark.sql import SparkSession
 from race import Race, race, record
@@ -105,7 +105,7 @@ def main() -> None:
         result = launch(options.ranks, options.rounds, options.work)
     name = f"np={options.ranks}, work={options.work}: seconds from run to rank 0's value"
     what = f"launch on Spark, {options.ranks} ranks, work={options.work}"
-    lines = compare_seconds(what, result.seconds, {THEIRS: 2.0})
+    lines = compare(what, result, {THEIRS: 2.0})
     print(table(name, lines))
     print(record("launch-spark", {name: result}, ["farandole", "pyspark", "torch"], lines))
 

@@ -251,7 +251,7 @@ def repeated(title: str, names: Sequence[str], action: Callable[[], Sequence[flo
     medians = (f"{name} {sorted(values)[len(values) // 2]:.4g}" for name, values in columns.items())
     sys.stdout.write(f"{title:<40} {', '.join(medians)}\n")
     sys.stdout.flush()
-    return Race(seconds=columns, ratios={})
+    return Race(columns)
 
 
 def main() -> None:

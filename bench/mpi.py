@@ -52,7 +52,7 @@ def as_rank(rounds: int, most: int, file: Path) -> None:
 
     hvd.init(config=Config.from_environment(fabric="mpi"))
     world = MPI.COMM_WORLD
-    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    found: dict[str, dict[str, list[float]]] = {}
     for size in [each for each in SIZES if each <= most]:
         buffer = np.zeros(size // 4, np.float32)
         count = max(3, min(2000, (8 << 20) // size))
@@ -71,7 +71,7 @@ def as_rank(rounds: int, most: int, file: Path) -> None:
             return world.Allreduce(MPI.IN_PLACE, buffer, op=MPI.SUM)
 
         done = race({OURS: lambda: timed(ours), THEIRS: lambda: timed(theirs)}, rounds)
-        found[str(size)] = {"seconds": done.seconds, "ratios": done.ratios}
+        found[str(size)] = done.seconds
     if hvd.rank() == 0:
         file.write_text(json.dumps(found), encoding="utf-8")
     hvd.shutdown()
@@ -95,7 +95,7 @@ def measure(
         if done.returncode != 0:
             raise RuntimeError(f"{launcher} ended with {done.returncode}: {done.stderr[-2000:]}")
         times = json.loads(file.read_text(encoding="utf-8"))
-    return {f"{launcher}, {ranks} ranks, {size} B": Race(**each) for size, each in times.items()}
+    return {f"{launcher}, {ranks} ranks, {size} B": Race(seconds) for size, seconds in times.items()}
 
 
 def main() -> None:
@@ -114,7 +114,7 @@ def main() -> None:
         races.update(measure(launcher, command, variables, given.ranks, given.rounds, given.most))
     for title, each in races.items():
         us = {name: spread(values).median * 1e6 for name, values in each.seconds.items()}
-        ratio = spread([1 / share for share in each.ratios[THEIRS]])
+        ratio = spread(each.ratios(OURS)[THEIRS])
         verdict = "" if ratio.median >= MUST else f"  below {MUST}"
         sys.stdout.write(f"{title:<36} {us[OURS]:>10.1f} us {us[THEIRS]:>10.1f} us   theirs : ours {ratio}{verdict}\n")
     sys.stdout.write(f"{record('mpi', races, ('farandole', 'mpi4py', 'numpy'))}\n")

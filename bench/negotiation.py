@@ -118,7 +118,7 @@ def races_of_simulation(simulated: list[Simulated]) -> dict[str, Race]:
     """Return the simulation's times as races, to be recorded like other times."""
     return {
         f"simulated, {row.ranks} ranks, {row.step} step, {row.messages} messages, {row.bytes_up} B up, "
-        f"{row.bytes_down} B down": Race({"coordinator": [row.coordinator_ms / 1e3]}, {})
+        f"{row.bytes_down} B down": Race({"coordinator": [row.coordinator_ms / 1e3]})
         for row in simulated
     }
 

@@ -26,7 +26,6 @@ from types import ModuleType
 
 import torch
 import torch.distributed as dist
-from comparison import OURS
 from race import Race
 
 from farandole.config import Config
@@ -374,12 +373,7 @@ def _race(ranks: Sequence[Times]) -> Race:
         name: [_round_seconds([rank[name][number] for rank in ranks]) for number in range(len(rounds))]
         for name, rounds in ranks[0].items()
     }
-    ratios = {
-        f"{name} : {OURS}": [their / our for their, our in zip(theirs, seconds[OURS], strict=True)]
-        for name, theirs in seconds.items()
-        if name != OURS and OURS in seconds
-    }
-    return Race(seconds, ratios)
+    return Race(seconds)
 
 
 def _round_seconds(ranks: Sequence[Sequence[tuple[int, int]]]) -> float:

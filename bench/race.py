@@ -31,16 +31,24 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Seconds of each contender and ratios, by round. `race` divides the first contender's time by another's."""
+    """Seconds of each contender by round."""
 
     seconds: dict[str, list[float]]
-    ratios: dict[str, list[float]]
 
-    def report(self, unit: str = "s") -> str:
-        """Return a line with min / median / max for each contender and each ratio."""
+    def ratios(self, ours: str) -> dict[str, list[float]]:
+        """Return each other contender's seconds divided by those of `ours` in the same round."""
+        mine = self.seconds[ours]
+        return {
+            name: [their / our for their, our in zip(theirs, mine, strict=True)]
+            for name, theirs in self.seconds.items()
+            if name != ours
+        }
+
+    def report(self) -> str:
+        """Return a line with min / median / max for each contender, and for its ratio to the first one."""
         first = next(iter(self.seconds))
-        lines = [f"  {name:<32} {spread(values)} {unit}" for name, values in self.seconds.items()]
-        lines += [f"  {f'{first} : {name}':<32} {spread(values)}" for name, values in self.ratios.items()]
+        lines = [f"  {name:<32} {spread(values)} s" for name, values in self.seconds.items()]
+        lines += [f"  {f'{name} : {first}':<32} {spread(values)}" for name, values in self.ratios(first).items()]
         return "\n".join(lines)
 
 
@@ -52,7 +60,7 @@ def spread(values: Sequence[float]) -> Spread:
 def race(contenders: Mapping[str, Callable[[], float]], rounds: int) -> Race:
     """Call each contender, which returns its seconds, once per round; the order rotates. The first is farandole.
 
-    An additional first round warms caches and does not count. Ratios compare measurements of one round."""
+    An additional first round warms caches and does not count."""
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
@@ -61,11 +69,7 @@ def race(contenders: Mapping[str, Callable[[], float]], rounds: int) -> Race:
             taken = contenders[name]()
             if number > 0:
                 seconds[name].append(taken)
-    ratios = {
-        name: [ours / theirs for ours, theirs in zip(seconds[names[0]], seconds[name], strict=True)]
-        for name in names[1:]
-    }
-    return Race(seconds, ratios)
+    return Race(seconds)
 
 
 def record(name: str, races: Mapping[str, Race], packages: Sequence[str], lines: Sequence[object] = ()) -> Path:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import torch
-from comparison import OURS, compare_seconds, table
+from comparison import OURS, compare, table
 from feed import make_frame, session
 from pyspark.sql import DataFrame, SparkSession
 from race import Race, race, record
@@ -114,7 +114,7 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     what = f"{given.rows} rows x {given.columns} columns, {given.ranks} ranks"
-    lines = compare_seconds(f"fit of {what}", found.seconds, {DETOUR: 1.0})
+    lines = compare(f"fit of {what}", found, {DETOUR: 1.0})
     sys.stdout.write(f"{table(what, lines)}\n")
     races = {f"{what}: seconds to the fitted model": found}
     sys.stdout.write(f"{record('spark-fit', races, ('farandole', 'pyarrow', 'pyspark', 'torch'), lines)}\n")

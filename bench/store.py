@@ -245,7 +245,7 @@ def main() -> None:
         for figure, values in figures.items():
             print(f"  {figure:<32} {spread(values)}")
     packages = ["pyarrow", "botocore", "fsspec"]
-    print(record("store", {name: Race(figures, {}) for name, figures in results.items()}, packages))
+    print(record("store", {name: Race(figures) for name, figures in results.items()}, packages))
 
 
 if __name__ == "__main__":

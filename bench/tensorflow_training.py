@@ -291,9 +291,7 @@ def measure(title: str, ranks: Mapping[str, Ranks], rounds: int, longer: int) ->
         for contender, group in ranks.items():
             group.ask(contender=contender, save=str(Path(folder, contender)))
         compare_parameters(title, {each: saved(Path(folder, each)) for each in (OURS, STRATEGY)})
-    return Race(
-        found.seconds, {f"{other} : {OURS}": [1 / each for each in found.ratios[other]] for other in found.ratios}
-    )
+    return found
 
 
 def saved(path: Path) -> list[np.ndarray]:

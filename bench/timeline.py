@@ -98,7 +98,7 @@ def losses(races: Mapping[str, Race]) -> str:
     """Return the loss of speed by the timeline as text: minimum, median and maximum of the rounds."""
     lines = ["loss of speed in % (min / median / max)"]
     for title, race in races.items():
-        lines.append(f"  {title:<24}{spread([100 * (1 - ratio) for ratio in race.ratios[f'{WITHOUT} : {OURS}']])}")
+        lines.append(f"  {title:<24}{spread([100 * (1 - ratio) for ratio in race.ratios(OURS)[WITHOUT]])}")
     return "\n".join(lines)
 
 

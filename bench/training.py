@@ -233,7 +233,7 @@ def common(one: Span, other: Span) -> int:
 def per_step(title: str, race: Race) -> Race:
     """Return the race with seconds per step instead of per timed operation."""
     steps = SHAPES[title].steps
-    return Race({name: [each / steps for each in values] for name, values in race.seconds.items()}, race.ratios)
+    return Race({name: [each / steps for each in values] for name, values in race.seconds.items()})
 
 
 def speeds(races: Mapping[str, Race]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from comparison import OURS, compare_seconds, table
+from comparison import OURS, compare, table
 from feed import session
 from pyspark.ml.functions import predict_batch_udf
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -133,7 +133,7 @@ def main() -> None:
     with session(given.cores) as spark:
         found = measure(spark, given)
     what = f"{given.rows} rows x {given.columns}, {given.cores} cores"
-    lines = compare_seconds(f"transform of {what}", found.seconds, MUSTS)
+    lines = compare(f"transform of {what}", found, MUSTS)
     sys.stdout.write(f"{table(what, lines)}\n")
     races = {f"{what}: seconds to the sum of the predictions": found}
     sys.stdout.write(f"{record('transform', races, ('farandole', 'pyarrow', 'pyspark', 'torch'), lines)}\n")
