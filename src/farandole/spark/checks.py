@@ -1,6 +1,6 @@
 """Checks of estimators' parameters. Each returns the value in its final type, or raises `ConfigError`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,17 @@ def objects(name: str) -> Callable[[object], list[Any]]:
 
     def check(value: object) -> list[Any]:
         return list(value) if isinstance(value, (list, tuple)) else [value]
+
+    return check
+
+
+def mapping(name: str) -> Callable[[object], dict[str, Any]]:
+    """Return a check for dicts with texts as keys."""
+
+    def check(value: object) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
+            raise ConfigError(name, f"must be a dict with names as keys, got {value!r}")
+        return dict(value)
 
     return check
 

@@ -62,10 +62,6 @@ class _Accessor:
     owner: Any
     parameter: str
 
-    @property
-    def why(self) -> str:
-        return IGNORED_PARAMS[self.parameter]
-
 
 class _Setter(_Accessor):
     def __call__(self, value: object) -> Any:

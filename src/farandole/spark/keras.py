@@ -84,17 +84,8 @@ def _per_output(setting: str, value: object, model: Any) -> list[Any]:
     return [value[name] for name in names]
 
 
-def _mapping(name: str) -> Callable[[object], dict[str, Any]]:
-    def check(value: object) -> dict[str, Any]:
-        if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
-            raise ConfigError(name, f"must be a dict with names as keys, got {value!r}")
-        return dict(value)
-
-    return check
-
-
 def _environment(value: object) -> dict[str, str]:
-    given = _mapping("backend_env")(value)
+    given = checks.mapping("backend_env")(value)
     if wrong := [name for name, each in given.items() if not isinstance(each, str)]:
         raise ConfigError(
             "backend_env", f"holds values that are not texts, of {', '.join(wrong)}; write them in quotes"
@@ -128,7 +119,9 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         checks.objects("metrics"),
     )
     callbacks = param("callbacks", "Keras callbacks, which run on every rank", _callbacks)
-    custom_objects = param("custom_objects", "classes and functions of the model, by name", _mapping("custom_objects"))
+    custom_objects = param(
+        "custom_objects", "classes and functions of the model, by name", checks.mapping("custom_objects")
+    )
     checkpoint_callback = param("checkpoint_callback", "ModelCheckpoint that writes into the store", _checkpoint)
     backend_env = param("backend_env", "environment variables for the ranks", _environment)
 

@@ -50,17 +50,8 @@ def _is_model(value: object) -> bool:
     return keras is not None and isinstance(value, keras.Model)
 
 
-def _mapping(name: str) -> Callable[[object], dict[str, Any]]:
-    def check(value: object) -> dict[str, Any]:
-        if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
-            raise ConfigError(name, f"must be a dict with names as keys, got {value!r}")
-        return dict(value)
-
-    return check
-
-
 def _features(value: object) -> dict[str, str]:
-    given = _mapping("featureMapping")(value)
+    given = checks.mapping("featureMapping")(value)
     keys = list(given.values())
     if not given or not all(isinstance(each, str) for each in keys) or len(set(keys)) < len(keys):
         raise ConfigError("featureMapping", f"must map columns to distinct keys of features, got {value!r}")
@@ -103,7 +94,7 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
     batchSize = param("batchSize", "rows per step and rank", checks.at_least("batchSize", 1))
     maxSteps = param("maxSteps", "steps of all fits together", checks.at_least("maxSteps", 1))
     isValidationCol = param("isValidationCol", "boolean column; its true rows validate", checks.text("isValidationCol"))
-    modelFnParams = param("modelFnParams", "argument params of the model function", _mapping("modelFnParams"))
+    modelFnParams = param("modelFnParams", "argument params of the model function", checks.mapping("modelFnParams"))
     saveCheckpointsSecs = param("saveCheckpointsSecs", "seconds between checkpoints; default: 600", _seconds)
     numProc = param("numProc", "number of ranks; default: one per slot of Spark", checks.at_least("numProc", 1))
     seed = param(
