@@ -20,6 +20,7 @@ a queue of a thousand batches. Without torch only its row groups are read, cut i
 import argparse
 import itertools
 import os
+import select
 import statistics
 import subprocess
 import sys
@@ -78,6 +79,7 @@ for line in sys.stdin:
 """
 
 PETASTORM_LOADER = "petastorm's loader"
+PATIENCE = 600.0  # seconds until Petastorm's process answers
 
 Batch = dict[str, NDArray[np.generic]]
 
@@ -131,10 +133,10 @@ class Timing:
 
     def petastorm(self, name: str, process: "subprocess.Popen[str]", how: str = "slices") -> Callable[[], float]:
         def measure() -> float:
-            assert process.stdin is not None and process.stdout is not None
+            assert process.stdin is not None
             process.stdin.write(f"{self.task.folder.as_uri()} {how} {self.task.shuffle} {self.task.batch}\n")
             process.stdin.flush()
-            rows, first, worked, taken = process.stdout.readline().split()
+            rows, first, worked, taken = answer(process).split()
             assert int(rows) == self.task.rows, f"{name} has lost rows"
             self.firsts.setdefault(name, []).append(float(first))
             self.works.setdefault(name, []).append(float(worked))
@@ -277,8 +279,17 @@ def start_petastorm(python: Path) -> "tuple[subprocess.Popen[str] | None, bool]"
     process = subprocess.Popen(
         [python, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
     )
+    return process, answer(process) == "ready torch\n"
+
+
+def answer(process: "subprocess.Popen[str]") -> str:
+    """Return the next line from Petastorm's process. Kills it and raises `TimeoutError` if none comes."""
     assert process.stdout is not None
-    return process, process.stdout.readline() == "ready torch\n"
+    # The process prints one line for each request, so no line waits in the buffer of `stdout`.
+    if not select.select([process.stdout], [], [], PATIENCE)[0]:
+        process.kill()
+        raise TimeoutError(f"Petastorm's process printed nothing for {PATIENCE:g} s")
+    return process.stdout.readline()
 
 
 def main() -> None:

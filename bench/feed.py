@@ -32,7 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from race import Race, race, record, spread
 
-from data import PETASTORM
+from data import PETASTORM, answer
 from farandole.data import FeedLoader, Loader, ParquetSource, ShardSource
 from farandole.spark import run
 
@@ -174,8 +174,7 @@ class Timing:
             process.stdin.flush()
         readings = []
         for process in processes:
-            assert process.stdout is not None
-            rows, *times = process.stdout.readline().split()
+            rows, *times = answer(process).split()
             readings.append(Reading(int(rows), tuple(map(float, times))))
         return self._note(THEIRS, readings, began)
 
@@ -249,7 +248,7 @@ def start_petastorm(python: Path, ranks: int) -> "list[subprocess.Popen[str]]":
     env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env}
     processes = [subprocess.Popen([python, "-c", PROGRAM], **pipes) for _ in range(ranks)]  # type: ignore[call-overload]
-    if any(process.stdout.readline() != "ready\n" for process in processes):
+    if any(answer(process) != "ready\n" for process in processes):
         sys.stdout.write("Petastorm is left out: its environment lacks torch, or cannot import it\n")
         end(processes)
         return []
