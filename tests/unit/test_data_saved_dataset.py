@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from farandole.data import Loader, ParquetSource, SavedDataset
 from farandole.errors import ConfigError, DataError, SourceError
+from helpers.object_store import ObjectStore
 
 
 def save(folder: Path, files: list[list[int]], schema: pa.Schema | None = None) -> int:
@@ -92,3 +93,12 @@ def test_a_stream_that_changes_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"data-00000-of-00001.arrow: has changed"):
         list(loader)
     assert loader.epoch == 0
+
+
+def test_the_files_of_a_store_are_opened_at_a_time(tmp_path: Path) -> None:
+    pytest.importorskip("botocore")
+    rows = save(tmp_path / "far", [[2]] * 6)
+    with ObjectStore.serving(tmp_path / "far", latency=0.02) as store:
+        source = SavedDataset("s3://bucket/data", options=store.options)
+        assert sum(group.rows for group in source.row_groups) == rows
+        assert store.most_at_once >= 3

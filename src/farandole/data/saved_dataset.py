@@ -6,6 +6,7 @@ import json
 import posixpath
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ __all__ = ["STATE", "SavedDataset"]
 STATE = "state.json"
 SPLITS = "dataset_dict.json"
 
+_OPENERS = 16
 _CONTINUES = 0xFFFFFFFF
 _RECORD_BATCH, _DICTIONARY = 3, 2  # kinds of messages; 1 is the schema
 
@@ -50,8 +52,9 @@ class SavedDataset:
         self._listed = self._files.look([posixpath.join(folder, name) for name in names])
         self._spans: dict[str, list[Span]] = {}
         schemas, groups, sizes = [], [], 0
-        for file in self._listed:
-            schema, batches = self._index(file)
+        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
+            indexed = list(pool.map(self._index, self._listed))
+        for file, (schema, batches) in zip(self._listed, indexed, strict=True):
             schemas.append(schema)
             self._spans[file.path] = [span for span, _ in batches]
             sizes += sum(span.last - span.first for span, _ in batches)
