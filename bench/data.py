@@ -34,9 +34,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch.utils.data
-from comparison import OURS, Line, table
+from comparison import OURS, Line, compare, table
 from numpy.typing import NDArray
-from race import Race, race, record, spread
+from race import Race, race, record
 
 from farandole.data import Loader, ParquetSource, Reading
 from farandole.torch.data import TensorLoader
@@ -235,18 +235,13 @@ def write_wide(folder: Path, rows: int) -> None:
 
 def lines_of(what: str, timing: Timing, seconds: Race) -> list[Line]:
     """Return the comparisons of epochs (with targets), processor times and times to the first batch."""
-    musts = {PETASTORM_LOADER: 2.0 if timing.task.shuffle else None, "pyarrow": 0.8}
+    musts = {"pyarrow": 0.8, **({PETASTORM_LOADER: 2.0} if timing.task.shuffle else {})}
+    rounds = len(seconds.seconds[OURS])
     lines = []
     for measure, times in (("epoch", seconds.seconds), ("processor", timing.works), ("first batch", timing.firsts)):
         # Leave out the first round, which warms caches.
-        counted = {name: values[-len(seconds.seconds[OURS]) :] for name, values in times.items()}
-        for name, theirs in counted.items():
-            if name != OURS:
-                mine = counted[OURS]
-                ratios = spread([their / our for their, our in zip(theirs, mine, strict=True)])
-                must = musts.get(name) if measure == "epoch" else None
-                micro = [spread([1e6 * value for value in values]) for values in (mine, theirs)]
-                lines.append(Line(f"{what}, {measure}", name, micro[0], micro[1], ratios, must))
+        counted = Race({name: values[-rounds:] for name, values in times.items()})
+        lines += compare(f"{what}, {measure}", counted, musts if measure == "epoch" else {})
     return lines
 
 

@@ -27,10 +27,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from comparison import OURS, Line, table
+from comparison import OURS, Line, compare, table
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from race import Race, race, record, spread
+from race import Race, race, record
 
 from data import PETASTORM, answer
 from farandole.data import FeedLoader, Loader, ParquetSource, ShardSource
@@ -195,17 +195,11 @@ class Timing:
 
 def lines_of(timing: Timing, rounds: int) -> list[Line]:
     """Return the comparisons of all measurements, with their targets."""
-    musts = {("first epoch", THEIRS): 2.0, ("later epoch", THEIRS): 2.0}
     lines = []
     for what in ("first batch", "first epoch", "later epoch", "processor"):
         # Leave out the first round, which warms caches.
-        counted = {name: values[-rounds:] for name, values in timing.seconds[what].items()}
-        mine = counted[OURS]
-        for name, theirs in counted.items():
-            if name != OURS:
-                ratios = spread([their / our for their, our in zip(theirs, mine, strict=True)])
-                micro = [spread([1e6 * value for value in values]) for values in (mine, theirs)]
-                lines.append(Line(what, name, micro[0], micro[1], ratios, musts.get((what, name))))
+        counted = Race({name: values[-rounds:] for name, values in timing.seconds[what].items()})
+        lines += compare(what, counted, {THEIRS: 2.0} if what.endswith("epoch") else {})
     return lines
 
 
