@@ -75,6 +75,25 @@ def test_libraries_by_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert title == "C" and Path(path).is_file() and Path(path).name.startswith("libc") and about == ""
 
 
+TALKATIVE = """
+import ctypes
+libc = ctypes.CDLL(None)
+class Library(ctypes.CDLL):
+    def __init__(self, *words, **options):
+        print('hello')
+        libc.printf(b'hello')
+        super().__init__(*words, **options)
+ctypes.CDLL = Library
+"""
+
+
+def test_libraries_that_print_while_they_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first in Python; native code buffers its line until the process ends."""
+    (tmp_path / "sitecustomize.py").write_text(TALKATIVE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert [fact.name for fact in facts_module._libraries()] == list(libraries.LIBRARIES)
+
+
 def test_two_libraries_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file may have another number than the name by which it was loaded, as that of CUDA's driver has."""
     files = ("/lib/libmpi.so.40.30.4", "/opt/libmpi.so.12.0.5", "/lib/libcuda.so.535.54")

@@ -5,7 +5,7 @@ The module runs in a process of its own, because some libraries cannot be unload
 import contextlib
 import ctypes
 import json
-import sys
+import os
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -111,4 +111,6 @@ ABOUT: Mapping[str, Callable[[ctypes.CDLL], str]] = {
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(find_libraries()))
+    with os.fdopen(os.dup(1), "w") as output:
+        os.dup2(2, 1)  # a library may print while it loads
+        output.write(json.dumps(find_libraries()))
