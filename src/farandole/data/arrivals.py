@@ -263,10 +263,10 @@ class _Table:
         if self.format == "delta":
             from farandole.data.delta import DeltaSource
 
-            return DeltaSource(self.url, version=version, options=self.options)
+            return DeltaSource(self.url, version=version, options=self.options, opened=self.opened)
         from farandole.data.iceberg import IcebergSource
 
-        return IcebergSource(self.url, snapshot=version, options=self.options)
+        return IcebergSource(self.url, snapshot=version, options=self.options, opened=self.opened)
 
 
 def _folder(url: str, options: Mapping[str, object] | None) -> str:

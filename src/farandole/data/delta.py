@@ -50,9 +50,10 @@ class DeltaSource(TableSource):
     """Rows of a Delta table at one version: the newest, `version`, or the newest at `timestamp` (UTC if it is naive).
 
     `options` are the file system's, as for `ParquetSource`. deltalake reads the log. For s3, `options` and the URL's
-    credentials are translated for it; for other stores, pass deltalake's own options as `log_options`. Opens only data
-    files whose row count the log does not list. Raises `SourceError` for a folder without a table, a version that is
-    gone, and a feature that is not supported, which it names; `MissingExtra` without deltalake.
+    credentials are translated for it; for other stores, pass deltalake's own options as `log_options`. `opened` is the
+    URL's store, if it has been opened. Opens only data files whose row count the log does not list. Raises
+    `SourceError` for a folder without a table, a version that is gone, and a feature that is not supported, which it
+    names; `MissingExtra` without deltalake.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class DeltaSource(TableSource):
         timestamp: datetime | None = None,
         options: Mapping[str, object] | None = None,
         log_options: Mapping[str, str] | None = None,
+        opened: Files | None = None,
     ) -> None:
         if version is not None and timestamp is not None:
             raise ConfigError("version", "and timestamp exclude each other")
@@ -80,7 +82,7 @@ class DeltaSource(TableSource):
             f"is not there: version {self.version} of {mask(url)} was vacuumed, or the file removed by hand; "
             "open a newer version"
         )
-        super().__init__(Files.at(url, options), data, columns, gone)
+        super().__init__(opened or Files.at(url, options), data, columns, gone)
 
     @property
     def version(self) -> int:

@@ -45,9 +45,9 @@ class IcebergSource(TableSource):
     `table` is a table of a pyiceberg catalog, or the URL of its folder or of a metadata file. In a folder, the version
     hint names the metadata file. Without a hint it is the file with the highest number, although only a catalog knows
     whether that one was committed. `timestamp` is UTC if it is naive. `options` are the file system's; a catalog's
-    table has its own. Making a source reads metadata, manifests and files of deleted rows. Raises `SourceError` for a
-    folder without a table, a snapshot that is gone, and a feature that is not supported, which it names; `MissingExtra`
-    without pyiceberg.
+    table has its own. `opened` is the URL's store, if it has been opened. Making a source reads metadata, manifests and
+    files of deleted rows. Raises `SourceError` for a folder without a table, a snapshot that is gone, and a feature
+    that is not supported, which it names; `MissingExtra` without pyiceberg.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class IcebergSource(TableSource):
         snapshot: int | None = None,
         timestamp: datetime | None = None,
         options: Mapping[str, object] | None = None,
+        opened: Files | None = None,
     ) -> None:
         if snapshot is not None and timestamp is not None:
             raise ConfigError("snapshot", "and timestamp exclude each other")
@@ -66,18 +67,18 @@ class IcebergSource(TableSource):
             table = text_of(table)
         self._asked, self._options = table, options
         self._name = table if isinstance(table, str) else ".".join(table.name())
-        files, opened = _open(table, options or {})
+        files, found = _open(table, options or {}, opened)
         with _translating(self._name, secret_values(options or {})):
-            self._version = _choose(self._name, opened, snapshot, timestamp)
+            self._version = _choose(self._name, found, snapshot, timestamp)
             # As in pyiceberg, a requested snapshot has its own schema, and the current one has the newest schema.
             newest = snapshot is None and timestamp is None
-            scan = opened.scan(snapshot_id=None if newest else self._version)
+            scan = found.scan(snapshot_id=None if newest else self._version)
             self._schema = scan.projection()
-            columns = _columns(self._name, opened, self._schema)
+            columns = _columns(self._name, found, self._schema)
             tasks = sorted(scan.plan_files(), key=lambda task: task.file.file_path)
             self._entries = [task.file for task in tasks]
             deleted = cache(partial(_deleted, files))  # a file of deleted rows may belong to many files of data
-            data = [self._data_file(opened, files, task, columns, deleted) for task in tasks]
+            data = [self._data_file(found, files, task, columns, deleted) for task in tasks]
         gone = (
             f"is not there: snapshot {self._version} of {mask(self._name)} was expired, or the file removed by hand; "
             "open a newer snapshot"
@@ -145,8 +146,8 @@ def _translating(name: str, secrets: Sequence[str]) -> Iterator[None]:
         raise SourceError(name, text) from hide_cause(error, *secrets)
 
 
-def _open(table: "str | Table", options: Mapping[str, object]) -> tuple[Files, "Table"]:
-    """Return the file system of a table, and pyiceberg's object for the table."""
+def _open(table: "str | Table", options: Mapping[str, object], opened: Files | None) -> tuple[Files, "Table"]:
+    """Return the file system of a table, `opened` for a URL if it is given, and pyiceberg's object for the table."""
     if not isinstance(table, str):
         return Files(_file_system(table)), table
     from pyiceberg.catalog.noop import NoopCatalog
@@ -155,7 +156,7 @@ def _open(table: "str | Table", options: Mapping[str, object]) -> tuple[Files, "
 
     from farandole.data.iceberg_io import FsspecIO
 
-    files, place = Files.at(table, options), open_url(table, options)[1]
+    files, place = opened or Files.at(table, options), open_url(table, options)[1]
     with _translating(table, secret_values(options)):
         path = place if place.endswith(".metadata.json") else _newest_metadata(files, table, place)
         io = FsspecIO(files)
