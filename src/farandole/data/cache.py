@@ -37,7 +37,8 @@ class CachedSource:
     types, and of what chooses or decodes the rows. So the ranks of a host, and later jobs, can share a folder, and
     changed files are read anew. When the folder would hold more than `limit` bytes, the files that were used longest
     ago are removed; ranks that write at the same time may exceed the limit by a hundredth, or a row group, each. Raises
-    `CacheError` when the folder cannot be written or the disk is full.
+    `CacheError` when the folder cannot be written or the disk is full, `ConfigError` for samples whose `decode` cannot
+    be pickled.
     """
 
     def __init__(self, source: Source, folder: Path, limit: int) -> None:
