@@ -10,6 +10,7 @@ the last one ends after two epochs. In each epoch every row is in exactly one ba
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,14 +26,17 @@ FILES = 3
 
 
 def write_digits(folder: Path) -> None:
-    """Write Parquet files with row groups of different sizes."""
-    folder.mkdir(parents=True)
+    """Write Parquet files with row groups of different sizes; `folder` exists only when it is complete."""
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
+    unfinished.mkdir(parents=True)
     digits = load_digits()
     rows = pa.table({"pixels": digits.data.astype("float32").tolist(), "label": digits.target})
     rows = rows.set_column(0, "pixels", rows["pixels"].cast(pa.list_(pa.float32(), 64)))
     for number in range(FILES):
         part = rows.slice(number * 450, 450 if number + 1 < FILES else None)
-        pq.write_table(part, folder / f"part-{number}.parquet", row_group_size=100 + 33 * number)
+        pq.write_table(part, unfinished / f"part-{number}.parquet", row_group_size=100 + 33 * number)
+    unfinished.rename(folder)
 
 
 def main() -> None:

@@ -11,12 +11,30 @@ import pytest
 pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
 
+import pyarrow.parquet as pq
 
+from helpers import programs
 from helpers.datasets import RAGGED, write_rows
 from helpers.installed import require, require_imports_of
 from system.launched import PATIENCE, farandole
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "data_parquet.py"
+
+# The example, killed after it has written a part of the rows.
+KILLED = """
+import os, runpy, sys
+import pyarrow.parquet as pq
+
+write_table = pq.write_table
+
+def write_and_die(*args, **options):
+    write_table(*args, **options)
+    os._exit(9)
+
+pq.write_table = write_and_die
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 # An interpreter in which pyspark is not installed.
 WITHOUT_SPARK = """
@@ -52,6 +70,16 @@ def test_the_example_goes_on_with_4_then_2_then_3_ranks(tmp_path: Path) -> None:
     assert seen == 2 * 1797
     state = json.loads((tmp_path / "state.json").read_text())
     assert (state["epoch"], state["visited"]) == (2, 0)
+
+
+def test_the_example_writes_its_files_again_if_it_was_killed_while_writing(tmp_path: Path) -> None:
+    require_imports_of(EXAMPLE)
+    options = ["--folder", str(tmp_path / "digits"), "--state", str(tmp_path / "state.json"), "--steps", "1"]
+    killed = programs.run([sys.executable, "-c", KILLED, str(EXAMPLE), *options])
+    assert killed.returncode == 9, killed.stderr
+    done = programs.run([sys.executable, str(EXAMPLE), *options])
+    assert done.returncode == 0, done.stderr
+    assert pq.read_table(tmp_path / "digits").num_rows == 1797
 
 
 def test_data_is_read_where_spark_is_not_installed(tmp_path: Path) -> None:
