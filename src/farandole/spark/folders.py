@@ -100,9 +100,11 @@ class ConnectFolder:
 
     def _read_file(self, name: str) -> bytes:
         files = self._spark.read.format("binaryFile").load(f"{self.path}/{name}")
-        starts = files.selectExpr("content", f"explode(sequence(0L, greatest(length - 1, 0L), {CHUNK}L)) AS start")
+        # An `explode` of the starts would copy the whole content to the row of each piece.
+        starts = f"sequence(0, greatest(int(length) - 1, 0), {CHUNK})"
+        piece = f"start -> struct(start, substring(content, start + 1, {CHUNK}) AS piece)"
         try:
-            rows = starts.selectExpr("start", f"substring(content, int(start) + 1, {CHUNK}) AS piece").collect()
+            rows = files.selectExpr(f"inline(transform({starts}, {piece}))").collect()
         except AnalysisException as error:
             raise _missing(self.path, name) from error
         return b"".join(bytes(row["piece"]) for row in sorted(rows, key=lambda row: int(row["start"])))
