@@ -32,14 +32,15 @@ quietly() {
 }
 
 find_python() {
-  local each
-  for each in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+  local each names=(python3 python3.13 python3.12 python3.11)
+  [[ -z ${PYTHON:-} ]] || names=("$PYTHON")
+  for each in "${names[@]}"; do
     if "$each" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       command -v "$each"
       return
     fi
   done
-  die "Python 3.11 or newer is needed (looked for: ${PYTHON:-python3 python3.13 python3.12 python3.11}): install it, or name it: make setup PYTHON=/path/to/python3"
+  die "Python 3.11 or newer is needed (looked for: ${names[*]}): install it, or name it: make setup PYTHON=/path/to/python3"
 }
 
 make_venv() {

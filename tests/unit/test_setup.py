@@ -1,4 +1,4 @@
-"""The build of PyTorch that tools/setup.sh asks pip for."""
+"""The interpreter that tools/setup.sh takes, and the build of PyTorch that it asks pip for."""
 
 import os
 import re
@@ -80,6 +80,15 @@ def test_no_index_has_pytorch_for_this_python(project: Path) -> None:
     done = set_up(project, "cpu")
     assert done.returncode == 1
     assert "no index offers torch" in done.stderr
+
+
+def test_the_path_of_python_may_have_blanks(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = project / "Program Files" / "python3"
+    python.parent.mkdir()
+    write_command(python, "#!/bin/sh\n")
+    monkeypatch.setenv("PYTHON", str(python))
+    done = set_up(project)
+    assert done.returncode == 0, done.stderr
 
 
 def test_another_word_is_refused(project: Path) -> None:
