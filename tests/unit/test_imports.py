@@ -34,6 +34,10 @@ STARTS = {
         f"{FRAMEWORKS} {SPARK} asyncio fsspec pandas pyarrow.parquet",
     ),
     "a trainer's rows": ("import farandole.spark.trainers.run", f"{FRAMEWORKS} {SPARK} pandas pyarrow.parquet"),
+    "Keras models of a trainer": (
+        "import farandole.spark.trainers.keras_model",
+        f"{FRAMEWORKS} {SPARK} pandas pyarrow.parquet",
+    ),
     "a trainer's report": ("import farandole.spark.trainers.report", f"{FRAMEWORKS} {SPARK} pandas pyarrow"),
     "a function on this machine": ("from farandole import run", f"{FRAMEWORKS} {DATA} {SPARK} numpy"),
 }

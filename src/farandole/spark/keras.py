@@ -27,7 +27,6 @@ with importing(__name__):
     from farandole.spark.trainers.keras import KerasJob, train
     from farandole.spark.trainers.keras_model import (
         Inputs,
-        KerasPredictor,
         all_custom_objects,
         choose_backend,
         dump_model,
@@ -38,6 +37,7 @@ with importing(__name__):
         model_file,
         read_model,
     )
+    from farandole.spark.trainers.keras_predict import KerasPredictor
     from farandole.spark.trainers.predict import column_type
     from farandole.spark.trainers.run import RunPlan
     from farandole.spark.transformer import DataFrameModel, first_row

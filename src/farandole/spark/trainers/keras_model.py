@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from farandole.data import Number
 from farandole.errors import ConfigError, DataError
 from farandole.spark.trainers.first_row import TOGETHER
-from farandole.spark.trainers.predict import BatchPredictor, Predict
 
-__all__ = ["DumpedModel", "Inputs", "KerasPredictor", "dump_model", "dump_object", "load_model", "load_object"]
+__all__ = ["DumpedModel", "Inputs", "dump_model", "dump_object", "load_model", "load_object"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,31 +75,6 @@ class Inputs:
         if int(np.prod(shape)) != int(np.prod(values.shape[1:])):
             raise DataError(name, f"rows of shape {list(values.shape[1:])} do not fit the model's input {list(shape)}")
         return cast.reshape(len(values), *shape)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KerasPredictor(BatchPredictor):
-    """A saved model, its custom objects, and the backend that it runs on."""
-
-    model: bytes
-    backend: str
-    inputs: Inputs
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """The names of the feature columns."""
-        return self.inputs.columns
-
-    def load(self) -> Predict:
-        """Load the model on its backend; raises `ConfigError` in a process where Keras runs on another one."""
-        choose_backend(self.backend)
-        model = load_model(self.model)
-
-        def predict(values: list[NDArray[Number]]) -> list[NDArray[np.generic]]:
-            given = self.inputs.arrays(dict(zip(self.inputs.columns, values, strict=True)))
-            return [_in_column_type(np.asarray(each)) for each in outputs_of(model.predict_on_batch(given))]
-
-        return predict
 
 
 def outputs_of(given: Any) -> list[Any]:
@@ -271,9 +245,3 @@ def _custom_classes(model: Any) -> dict[str, type]:
         if kind.__module__.partition(".")[0] != "keras":
             found |= {kind.__name__: kind, keras.saving.get_registered_name(kind): kind}
     return found
-
-
-def _in_column_type(values: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Return an output in a type that a column can hold."""
-    exact = ("float32", "float64", "int32", "int64", "bool")
-    return values if values.dtype.name in exact else values.astype(np.float32)
