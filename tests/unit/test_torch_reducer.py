@@ -4,6 +4,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from unittest import mock
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from farandole.core.operations.gradients import GradientOptions
 from farandole.torch import reducer
+from farandole.torch.flight import Flight
 from farandole.torch.reducer import Reducer
 
 STEPS = 30
@@ -58,3 +60,23 @@ def test_threads_that_accumulate_at_the_same_time_lose_no_gradient() -> None:
                 thread.join()
             reducing.finish(parameters)
             assert requested == dict.fromkeys(names.values(), step)
+
+
+def test_threads_that_read_gradients_of_a_bucket_copy_its_result_once() -> None:
+    """The second copy would undo what the first thread has changed since, as its clipping."""
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.grad = torch.ones(1)
+    both, copies = threading.Barrier(2), []
+
+    def complete() -> None:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.1)  # for the other thread, which must not come
+        copies.append(threading.get_ident())
+
+    flight = Flight([parameter], complete)
+    threads = [threading.Thread(target=flight.wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(copies) == 1

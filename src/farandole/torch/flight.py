@@ -1,5 +1,6 @@
 """Gradients in flight: reading or changing one waits for its reduction."""
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -67,11 +68,17 @@ class Flight:
     def __init__(self, parameters: Sequence[torch.Tensor], complete: Callable[[], None]) -> None:
         self.parameters, self._complete = parameters, complete
         self._landed: list[torch.Tensor | None] | None = None
+        # Of two threads that read gradients, the second would copy the result over what the first has changed.
+        # Reentrant, because a user's compressor may read a gradient, too.
+        self._waiting = threading.RLock()
 
     def wait(self) -> None:
         """Wait for the reduction, the first time, and show its result; raises its error every time."""
-        if self._landed is not None:
-            return
+        with self._waiting:
+            if self._landed is None:
+                self._land()
+
+    def _land(self) -> None:
         covers = [parameter.grad for parameter in self.parameters]
         try:
             self._complete()
