@@ -29,3 +29,9 @@ def test_a_store_that_is_lost_at_once_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(exchange, "rendezvous", rendezvous)
     with pytest.raises(RendezvousError, match=r"rank 1 could not reach torch's store: .*got 0 bytes"):
         StoreExchange(1, 2, Deadline(timedelta(seconds=5)))
+
+
+def test_a_start_that_took_all_the_time_names_its_limit() -> None:
+    """The import of torch may take longer than the whole start may."""
+    with pytest.raises(RendezvousError, match=r"rank 1 had no time left .*within 0 s.*; raise FARANDOLE_START_TIMEOUT"):
+        StoreExchange(1, 2, Deadline(timedelta(0)))

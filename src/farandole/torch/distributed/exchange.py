@@ -20,14 +20,18 @@ class StoreExchange:
 
     def __init__(self, rank: int, size: int, deadline: Deadline) -> None:
         self.rank, self.size = rank, size
-        seconds = timedelta(seconds=deadline.remaining())
         try:
+            seconds = timedelta(seconds=deadline.remaining())
             store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=seconds)))
             self._store = PrefixStore("farandole/init", store)
             # The nth call of init on one rank belongs to the nth call on every other rank.
             self._key = f"card/{self._store.add(f'calls/{rank}', 1)}"
         except ValueError as error:  # a variable is missing
             raise ConfigError("MASTER_ADDR", str(error)) from error
+        except TimeoutError as error:  # the import of torch took it all
+            raise RendezvousError(
+                f"rank {rank} had no time left to reach torch's store ({error}); raise FARANDOLE_START_TIMEOUT"
+            ) from error
         except RuntimeError as error:  # of all kinds
             raise RendezvousError(f"rank {rank} could not reach torch's store: {error}") from error
 
