@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 from farandole.launch.failures import Failure
 from farandole.spark import task
-from farandole.spark.task import FLUSH, GRACE, Task
+from farandole.spark.task import FLUSH, GONE, GRACE, Task
 
 
 class Clock:
@@ -62,6 +62,15 @@ def test_busy_ranks_of_a_task_have_one_time_of_grace_together(clock: Clock) -> N
         call.wait = clock.wait
     failed._wait_for_end()
     assert clock.now == GRACE.total_seconds()
+
+
+def test_ranks_that_survive_being_killed_delay_a_task_once(clock: Clock) -> None:
+    ended = task_of(8)
+    for call in ended._calls.values():
+        call.terminate = lambda grace: None
+        call.wait = call.wait_gone = clock.wait
+    ended._end()
+    assert clock.now == (GONE + FLUSH).total_seconds()
 
 
 def test_a_driver_that_reads_nothing_delays_a_task_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

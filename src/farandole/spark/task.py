@@ -327,9 +327,12 @@ class Task:
         for call in calls:
             if self._cancelled.is_set() or not call.wait(timedelta(0)):
                 call.terminate(GRACE)
+        until = time.monotonic() + GONE.total_seconds()
         for call in calls:
-            call.wait_gone(GONE)
-            call.wait(FLUSH)  # until the last messages have been read from its channel
+            call.wait_gone(_left(until))
+        until = time.monotonic() + FLUSH.total_seconds()
+        for call in calls:
+            call.wait(_left(until))  # until the last messages have been read from its channel
 
     def _failures(self) -> dict[int, Failure]:
         """Return the ranks' failures; that of a rank that was ended with its job or task is a consequence."""
