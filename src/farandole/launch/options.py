@@ -106,7 +106,7 @@ def add_ssh_options(parser: argparse.ArgumentParser) -> None:
     ssh.add_argument("-p", "--ssh-port", type=positive_count, metavar="PORT", help="port of the hosts' ssh servers")
     ssh.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key")
     ssh.add_argument(
-        "--ssh-command", type=_shell_words, default="ssh", metavar="COMMAND", help="ssh, with options of your own"
+        "--ssh-command", type=_command, default="ssh", metavar="COMMAND", help="ssh, with options of your own"
     )
 
 
@@ -141,6 +141,13 @@ def _shell_words(text: str) -> str:
         shlex.split(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"cannot be split into words ({error}): {text}") from error
+    return text
+
+
+def _command(text: str) -> str:
+    """Return `text` if it is a command; raises argparse's error for an empty one, and like `_shell_words`."""
+    if not shlex.split(_shell_words(text)):
+        raise argparse.ArgumentTypeError("is empty; name a program, or leave the option out for ssh")
     return text
 
 
