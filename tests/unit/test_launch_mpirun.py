@@ -208,7 +208,7 @@ def test_options_of_mpirun_without_it_are_named(caplog: pytest.LogCaptureFixture
         (["-np", "2", "--mpi-args", "'x"], "argument --mpi-args: cannot be split into words (No closing quotation)"),
         (["-np", "2", "--binding-args", "'x"], "argument --binding-args: cannot be split into words"),
         (["-np", "2", "--ssh-command", "ssh 'x"], "argument --ssh-command: cannot be split into words"),
-        (["--mpi", "-np", "2", "--ssh-command", ""], "argument --ssh-command: is empty; name a program"),
+        (["-np", "2", "--ssh-command", ""], "argument --ssh-command: is empty; name a program"),
     ],
 )
 def test_wrong_use(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
