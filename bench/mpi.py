@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,9 @@ def main() -> None:
     given = parser.parse_args()
     if given.as_rank is not None:
         as_rank(given.rounds, given.most, given.as_rank)
+        return
+    if find_spec("mpi4py") is None:
+        sys.stdout.write("mpi is left out: mpi4py is not installed (see the extra 'bench').\n")
         return
     races: dict[str, Race] = {}
     for launcher, (command, variables) in launchers().items():
