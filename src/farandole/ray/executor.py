@@ -203,8 +203,7 @@ class RayExecutor:
         (address, secret, port), *_ = self._in_time([node])
         host = address.rpartition(":")[0]
         entered = []
-        for rank, actor in enumerate(self._actors):
-            topology = Topology.from_hosts(rank, identities)
+        for topology, actor in zip(Topology.all_from_hosts(identities), self._actors, strict=True):
             job = JobEnvironment.of(topology, rendezvous=address, secret=secret, job="")
             env = dict(extra) | job.write((host, port))
             if self._settings.interface is not None:
