@@ -19,26 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.expressions import GreaterThan
-from pyiceberg.manifest import DataFile as Entry
-from pyiceberg.manifest import (
-    DataFileContent,
-    FileFormat,
-    ManifestContent,
-    ManifestEntry,
-    ManifestEntryStatus,
-    ManifestWriterV2,
-    write_manifest_list,
-)
-from pyiceberg.serializers import ToOutputFile
-from pyiceberg.table import StaticTable, Table
-from pyiceberg.table.snapshots import Operation, Snapshot, Summary
+from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, StringType
 
 from farandole.data import Growing, GrowingLoader, IcebergSource, Loader, ParquetSource, Reading, SelectedSource
-from farandole.data.file_systems import Files
-from farandole.data.row_groups import File
 from farandole.errors import SourceError
 from helpers.tables import as_counter, rows_of, some_rows, start_pyiceberg
 
@@ -197,110 +182,6 @@ def test_files_without_ids_are_read_by_the_name_mapping(catalog: InMemoryCatalog
         transaction.remove_properties("schema.name-mapping.default")
     with pytest.raises(SourceError, match="has no field ids"):
         rows_of(IcebergSource(table), ["number"])
-
-
-class DeletesWriter(ManifestWriterV2):
-    """A manifest of files that hold deleted rows; pyiceberg itself writes none."""
-
-    def content(self) -> ManifestContent:
-        return ManifestContent.DELETES
-
-
-def delete_rows(table: Table, deleted: dict[str, list[int]], content: DataFileContent) -> Table:
-    """Commit a file of deleted rows: positions in files of data."""
-    snapshot = table.current_snapshot()
-    assert snapshot is not None
-    place = f"{table.location()}/data/deletes.parquet"
-    pairs = [(path, row) for path, rows in deleted.items() for row in rows]
-    ids = [{b"PARQUET:field_id": b"2147483546"}, {b"PARQUET:field_id": b"2147483545"}]
-    schema = pa.schema(
-        [pa.field("file_path", pa.string(), metadata=ids[0]), pa.field("pos", pa.int64(), metadata=ids[1])]
-    )
-    pq.write_table(pa.table(list(zip(*pairs, strict=True)) or [[], []], schema=schema), place)
-    entry = Entry.from_args(
-        content=content,
-        file_path=place,
-        file_format=FileFormat.PARQUET,
-        partition=Record(),
-        record_count=len(pairs),
-        file_size_in_bytes=os.path.getsize(place),
-        equality_ids=[1] if content is DataFileContent.EQUALITY_DELETES else None,
-    )
-    new, number = snapshot.snapshot_id + 1, table.metadata.last_sequence_number + 1
-    manifest = table.io.new_output(f"{table.location()}/metadata/deletes-m0.avro")
-    with DeletesWriter(table.spec(), table.schema(), manifest, new, "null") as writer:
-        writer.add_entry(
-            ManifestEntry.from_args(
-                status=ManifestEntryStatus.ADDED,
-                snapshot_id=new,
-                sequence_number=None,
-                file_sequence_number=None,
-                data_file=entry,
-            )
-        )
-    listed = f"{table.location()}/metadata/snap-deletes.avro"
-    with write_manifest_list(2, table.io.new_output(listed), new, snapshot.snapshot_id, number, "null") as lists:
-        lists.add_manifests([writer.to_manifest_file(), *snapshot.manifests(table.io)])
-    made = Snapshot(
-        snapshot_id=new,
-        parent_snapshot_id=snapshot.snapshot_id,
-        sequence_number=number,
-        timestamp_ms=snapshot.timestamp_ms + 1,
-        manifest_list=listed,
-        summary=Summary(Operation.DELETE),
-        schema_id=table.schema().schema_id,
-    )
-    metadata = table.metadata.model_copy(
-        update={
-            "snapshots": [*table.metadata.snapshots, made],
-            "current_snapshot_id": new,
-            "last_sequence_number": number,
-            "refs": {"main": table.metadata.refs["main"].model_copy(update={"snapshot_id": new})},
-        }
-    )
-    number = int(Path(table.metadata_location).name.split("-")[0]) + 1
-    place = f"{table.location()}/metadata/{number:05}-deletes.metadata.json"
-    ToOutputFile.table_metadata(metadata, table.io.new_output(place))
-    return StaticTable.from_metadata(place)
-
-
-def test_deleted_positions_are_left_out(catalog: InMemoryCatalog) -> None:
-    table = make(catalog)
-    paths = [task.file.file_path for task in table.scan().plan_files()]
-    later = delete_rows(table, {paths[0]: [0, 3, 9, 3], paths[1]: [5]}, DataFileContent.POSITION_DELETES)
-    source = IcebergSource(later)
-    assert sorted(group.rows for group in source.row_groups) == [7, 9]
-    wanted = as_counter(later.scan().to_arrow())
-    assert sum(wanted.values()) == 16
-    assert rows_of(source, COLUMNS) == rows_of(IcebergSource(table.location()), COLUMNS) == wanted
-    before = table.current_snapshot()
-    assert before is not None
-    assert sum(group.rows for group in IcebergSource(table.location(), snapshot=before.snapshot_id).row_groups) == 20
-
-
-def test_a_file_of_deleted_rows_is_read_once_for_all_files_of_data(
-    catalog: InMemoryCatalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = make(catalog)
-    paths = [task.file.file_path for task in table.scan().plan_files()]
-    assert len(paths) == 2
-    later = delete_rows(table, {path: [0] for path in paths}, DataFileContent.POSITION_DELETES)
-    opened: list[str] = []
-    files_open = Files.open
-
-    def counting(self: Files, file: File) -> Any:
-        opened.append(file.path)
-        return files_open(self, file)
-
-    monkeypatch.setattr(Files, "open", counting)
-    assert sum(group.rows for group in IcebergSource(later).row_groups) == 18
-    assert len([path for path in opened if path.endswith("deletes.parquet")]) == 1
-
-
-def test_equality_deletes_are_refused_by_name(catalog: InMemoryCatalog) -> None:
-    later = delete_rows(make(catalog), {"x": [1]}, DataFileContent.EQUALITY_DELETES)
-    with pytest.raises(SourceError, match="equality deletes"):
-        IcebergSource(later)
 
 
 # Snapshots
