@@ -6,10 +6,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from farandole.data import Source
+from farandole.data.file_systems import Files
 
-__all__ = ["as_counter", "rows_of", "some_rows", "start_deltalake", "start_pyiceberg"]
+__all__ = ["as_counter", "note_stores", "rows_of", "some_rows", "start_deltalake", "start_pyiceberg"]
 
 
 def start_deltalake() -> None:
@@ -34,6 +36,19 @@ def start_pyiceberg() -> None:
     barrier = threading.Barrier(count, timeout=20)
     for future in [pool.submit(barrier.wait) for _ in range(count)]:
         future.result()
+
+
+def note_stores(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the URL of each store that is opened from now on."""
+    opened: list[str] = []
+    open_store = Files.at.__func__  # type: ignore[attr-defined]
+
+    def noting(cls: type[Files], url: str, *arguments: Any, **how: Any) -> Any:
+        opened.append(url)
+        return open_store(cls, url, *arguments, **how)
+
+    monkeypatch.setattr(Files, "at", classmethod(noting))
+    return opened
 
 
 def some_rows(first: int, count: int = 10) -> pa.Table:

@@ -28,7 +28,7 @@ from farandole.data import data_files as data_files_module
 from farandole.data.delta import _in_a_line
 from farandole.errors import ConfigError, DataError, SourceError
 from helpers.meeting import Meeting
-from helpers.tables import as_counter, rows_of, some_rows, start_deltalake
+from helpers.tables import as_counter, note_stores, rows_of, some_rows, start_deltalake
 
 COLUMNS = ["id", "text", "day", "at", "number", "list"]
 
@@ -96,6 +96,13 @@ def test_rows_are_those_of_deltalake_after(tmp_path: Path, change: str, partitio
     CHANGES[change](url)
     check(url, COLUMNS + ["new"] * (change == "add a column"))
     check(url, version=1)
+
+
+def test_a_store_is_opened_once_to_find_and_read_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_deltalake(str(tmp_path), some_rows(0))
+    opened = note_stores(monkeypatch)
+    ParquetSource(str(tmp_path))
+    assert opened == [str(tmp_path)]
 
 
 def test_planning_opens_no_file_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data import CachedSource, Growing, GrowingLoader, Reading, SelectedSource
-from farandole.data.file_systems import Files
 from farandole.errors import ConfigError, DataError, SourceError
 from helpers.meeting import Meeting
-from helpers.tables import start_deltalake
+from helpers.tables import note_stores, start_deltalake
 
 QUIET = Reading(workers=0, ahead=0)
 
@@ -204,16 +203,7 @@ def deltalake() -> Any:
 
 
 def test_a_delta_table_grows_until_a_version(tmp_path: Path, deltalake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    url, stores = str(tmp_path / "events"), 0
-    open_store = Files.at.__func__  # type: ignore[attr-defined]
-
-    def counting(*arguments: Any, **how: Any) -> Files:
-        nonlocal stores
-        stores += 1
-        found: Files = open_store(*arguments, **how)
-        return found
-
-    monkeypatch.setattr(Files, "at", classmethod(counting))
+    url, stores = str(tmp_path / "events"), note_stores(monkeypatch)
 
     def write(first: int, **how: Any) -> None:
         deltalake.write_deltalake(url, pa.table({"row": range(first, first + 3)}), mode="append", **how)
@@ -224,7 +214,7 @@ def test_a_delta_table_grows_until_a_version(tmp_path: Path, deltalake: Any, mon
     for first in (3, 6, 9):  # of which the last version is not read
         write(first)
     assert sorted(rows_of(batches)) == [3, 4, 5, 6, 7, 8]
-    assert stores == 1, "each look connects anew"
+    assert stores == [url], "each look connects anew"
     batches = iter(loader_of(url, 9, batch_size=99))
     next(batches)
     deltalake.DeltaTable(url).delete("row = 4")

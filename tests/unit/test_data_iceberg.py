@@ -25,7 +25,7 @@ from pyiceberg.types import LongType, StringType
 
 from farandole.data import Growing, GrowingLoader, IcebergSource, Loader, ParquetSource, Reading, SelectedSource
 from farandole.errors import SourceError
-from helpers.tables import as_counter, rows_of, some_rows, start_pyiceberg
+from helpers.tables import as_counter, note_stores, rows_of, some_rows, start_pyiceberg
 
 COLUMNS = ["id", "text", "day", "at", "number", "list"]
 
@@ -109,6 +109,15 @@ def test_rows_are_those_of_pyiceberg_after(catalog: InMemoryCatalog, change: str
     act(table)
     check(table, columns)
     check(table, snapshot=before.snapshot_id)
+
+
+def test_a_store_is_opened_once_to_find_and_read_a_table(
+    catalog: InMemoryCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = make(catalog).location()
+    opened = note_stores(monkeypatch)
+    ParquetSource(url)
+    assert opened == [url]
 
 
 def test_planning_opens_no_file_of_data(catalog: InMemoryCatalog) -> None:

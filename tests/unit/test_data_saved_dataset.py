@@ -13,6 +13,7 @@ import pyarrow as pa
 from farandole.data import Loader, ParquetSource, SavedDataset
 from farandole.errors import ConfigError, DataError, SourceError
 from helpers.object_store import ObjectStore
+from helpers.tables import note_stores
 
 
 def save(folder: Path, files: list[list[int]], schema: pa.Schema | None = None) -> int:
@@ -36,6 +37,13 @@ def save(folder: Path, files: list[list[int]], schema: pa.Schema | None = None) 
     (folder / "state.json").write_text(json.dumps(state))
     (folder / "dataset_info.json").write_text("{}")
     return first
+
+
+def test_a_store_is_opened_once_to_find_and_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "saved", [[5]])
+    opened = note_stores(monkeypatch)
+    ParquetSource(str(tmp_path / "saved"))
+    assert opened == [str(tmp_path / "saved")]
 
 
 def test_rows_are_those_of_all_streams_on_any_number_of_ranks(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from farandole.data import Growing, GrowingLoader, Loader, ParquetSource, StreamSource
 from farandole.errors import ConfigError, SourceError
+from helpers.tables import note_stores
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -68,6 +69,13 @@ def written(url: str) -> Sink:
     sink.data("part-99.parquet", range(900, 999))
     sink.fs.pipe_file(f"{sink.folder}/_spark_metadata/.6.tmp", b"v1")
     return sink
+
+
+def test_a_store_is_opened_once_to_find_and_read_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(url)
+    opened = note_stores(monkeypatch)
+    ParquetSource(url)
+    assert opened == [url]
 
 
 def test_rows_are_those_of_finished_batches(url: str) -> None:

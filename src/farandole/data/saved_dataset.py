@@ -33,12 +33,14 @@ _RECORD_BATCH, _DICTIONARY = 3, 2  # kinds of messages; 1 is the schema
 class SavedDataset:
     """Rows of a folder of `save_to_disk`; record batches are the row groups.
 
-    Raises `SourceError` for a folder that `save_to_disk` did not write, for a folder of several splits, and for files
-    that are not Arrow streams; `DataError` for columns that differ between files, or are encoded with a dictionary."""
+    `opened` is the URL's store, if it has been opened. Raises `SourceError` for a folder that `save_to_disk` did not
+    write, for a folder of several splits, and for files that are not Arrow streams; `DataError` for columns that differ
+    between files, or are encoded with a dictionary."""
 
-    def __init__(self, url: Place, *, options: Mapping[str, object] | None = None) -> None:
+    def __init__(self, url: Place, *, options: Mapping[str, object] | None = None, opened: Files | None = None) -> None:
         url = text_of(url)
-        self._files, folder = Files.at(url, options), open_url(url, options or {})[1].rstrip("/")
+        self._files = opened or Files.at(url, options)
+        folder = open_url(url, options or {})[1].rstrip("/")
         with self._files.translating(url):
             if self._files.exists(f"{folder}/{SPLITS}"):
                 splits = json.loads(self._files.content(f"{folder}/{SPLITS}")).get("splits", [])

@@ -129,7 +129,7 @@ def _open_found(
     gather: Gather | None = None,
 ) -> ParquetFiles | LoggedSource:
     if table is not None:
-        return table.open(options, version)
+        return table.open(options, version, files)
     return ParquetFiles(files, listed, base, gather)
 
 

@@ -29,15 +29,22 @@ _FORMAT = "v1"
 class StreamSource(ParquetFiles):
     """Rows that a Spark streaming query has written as Parquet in batches 0 to `batch`, by default the newest.
 
-    `options` are the file system's, as for `ParquetSource`. Opens the files for their footers, and does not list the
-    folder. Raises `SourceError` for a folder without a log, for a batch that the log does not have or has merged with
-    later ones, and for missing files.
+    `options` are the file system's, as for `ParquetSource`; `opened` is the URL's store, if it has been opened. Opens
+    the files for their footers, and does not list the folder. Raises `SourceError` for a folder without a log, for a
+    batch that the log does not have or has merged with later ones, and for missing files.
     """
 
-    def __init__(self, url: Place, *, batch: int | None = None, options: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        url: Place,
+        *,
+        batch: int | None = None,
+        options: Mapping[str, object] | None = None,
+        opened: Files | None = None,
+    ) -> None:
         url = text_of(url)
         self._url, self._options = url, options
-        files = Files.at(url, options)
+        files = opened or Files.at(url, options)
         found, listed = files_of_batches(url, options, batch, files)
         if found is None:
             raise SourceError(url, "is the output of a Spark stream that has not finished a batch yet")

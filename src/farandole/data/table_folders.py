@@ -36,23 +36,25 @@ class TableFolder:
     url: str
     kind: TableKind
 
-    def open(self, options: Mapping[str, object] | None, version: int | None) -> LoggedSource:
-        """Open the table; raises `SourceError`, also for a missing package, with the extra that installs it."""
+    def open(self, options: Mapping[str, object] | None, version: int | None, opened: Files) -> LoggedSource:
+        """Open the table in its store, `opened`.
+
+        Raises `SourceError`, also for a missing package, with the extra that installs it."""
         # Imported here: only tables need the packages that read their logs.
         try:
             if self.kind == _SAVED:
                 if version is not None:
                     raise ConfigError("version", f"is that of a table, and {mask(self.url)} is {self.kind.name}")
-                return SavedDataset(self.url, options=options)
+                return SavedDataset(self.url, options=options, opened=opened)
             if self.kind == STREAM:
-                return StreamSource(self.url, batch=version, options=options)
+                return StreamSource(self.url, batch=version, options=options, opened=opened)
             if self.kind == DELTA:
                 from farandole.data.delta import DeltaSource
 
-                return DeltaSource(self.url, version=version, options=options)
+                return DeltaSource(self.url, version=version, options=options, opened=opened)
             from farandole.data.iceberg import IcebergSource
 
-            return IcebergSource(self.url, snapshot=version, options=options)
+            return IcebergSource(self.url, snapshot=version, options=options, opened=opened)
         except MissingExtra as missing:
             problem = f"is {self.kind.name} ({self.kind.mark}), and {missing}"
             raise SourceError(self.url, problem) from missing
