@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from farandole.acceptor import BACKLOG, Acceptor, Admitted
+from farandole.acceptor import Acceptor, Admitted, listen
 from farandole.errors import ConfigError, FarandoleError, RendezvousError
 from farandole.handshake import FRAME_LENGTH, LEAST_SECRET, Steps, join_address
 from farandole.limits import require_open_files
@@ -321,9 +321,7 @@ class RendezvousServer:
 def _listen(host: str, port: int) -> socket.socket:
     if _is_wildcard(host):
         raise ConfigError("host", f"{host} is no address that ranks can connect to; name one interface's address")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    return listener
+    return listen(host, port)
 
 
 def _death_of(lost: Caller) -> str:

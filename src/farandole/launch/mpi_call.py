@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted
+from farandole.acceptor import AcceptingThread, Acceptor, Admitted, listen
 from farandole.config import Config
 from farandole.errors import RankFailed, RendezvousError
 from farandole.handshake import join_address, new_secret, recv_frame, send_frame
@@ -260,13 +260,6 @@ def _listeners(asked: Asked) -> list[socket.socket]:
         addresses = list(dict.fromkeys(route for route in routes if route)) if routes and all(routes) else []
         addresses = addresses or own_addresses()[1:] or [loopback_address()]
     with contextlib.ExitStack() as undo:
-        listeners = [
-            undo.enter_context(
-                socket.create_server(
-                    (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=BACKLOG
-                )
-            )
-            for address in addresses
-        ]
+        listeners = [undo.enter_context(listen(address)) for address in addresses]
         undo.pop_all()
     return listeners

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from farandole.acceptor import BACKLOG
+from farandole.acceptor import BACKLOG, listen
 from farandole.errors import ConfigError
 
 __all__ = ["listen_tcp", "listen_unix", "unix_name"]
@@ -14,9 +14,8 @@ __all__ = ["listen_tcp", "listen_unix", "unix_name"]
 @contextmanager
 def listen_tcp(address: str) -> Iterator[socket.socket]:
     """Listen at a free port of `address`; raises `ConfigError` if this host cannot listen there."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+        listener = listen(address)
     except OSError as error:
         names = ", ".join(name for _, name in socket.if_nameindex())
         problem = f"this rank cannot listen on {address} ({os.strerror(error.errno or 0)}); name one of {names}"

@@ -5,7 +5,6 @@ import functools
 import logging
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
-from farandole.acceptor import BACKLOG
+from farandole.acceptor import listen
 from farandole.errors import ConfigError, HostsError
 from farandole.handshake import join_address
 from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Task
@@ -117,10 +116,8 @@ class SshBackend:
         candidates = named or list(dict.fromkeys([*seen, *own])) or [loopback_address()]
         refused: HostsError | None = None
         for address in filter(None, candidates):
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
             try:
-                # All hosts connect at the same time, before anything is accepted.
-                listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+                listener = listen(address)
             except OSError:
                 continue  # it is no address of this machine
             with listener:

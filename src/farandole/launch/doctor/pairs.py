@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted
+from farandole.acceptor import AcceptingThread, Acceptor, Admitted, listen
 from farandole.dialer import dial
 from farandole.errors import AuthenticationError
 from farandole.handshake import Deadline, join_address, recv_exactly, split_address
@@ -58,8 +58,7 @@ def examine_host(load: bool = True) -> Report:
     facts = examine(load)
     assert rendezvous.address is not None
     own = route_to(*split_address(rendezvous.address))
-    family = socket.AF_INET6 if ":" in own else socket.AF_INET
-    listener = socket.create_server((own, 0), family=family, backlog=BACKLOG)
+    listener = listen(own)
     address = join_address(*listener.getsockname()[:2])
     acceptor = Acceptor([listener], rendezvous.secret, me=str(rendezvous.rank).encode(), service="the examination")
     thread = AcceptingThread(acceptor, _serve_on_thread, name="farandole-accept")
