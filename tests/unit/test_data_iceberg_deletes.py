@@ -195,8 +195,8 @@ def test_rows_of_a_deletion_vector_are_left_out(catalog: InMemoryCatalog) -> Non
     """pyiceberg writes none; the file follows the specification of Puffin."""
     table = catalog.create_table("db.t", pa.schema({"id": pa.int64()}))
     first = 70_000  # rows, more than a container of a bitmap has
-    for ids in (range(first), range(first, first + 10)):
-        table.append(pa.table({"id": ids}))
+    for added in (range(first), range(first, first + 10)):
+        table.append(pa.table({"id": added}))
     paths = {task.file.record_count: task.file.file_path for task in table.scan().plan_files()}
     gone = [0, 3, 65_535, 65_536, 69_999]
     later = delete_rows(table, {paths[first]: gone, paths[10]: [9]}, kind=FileFormat.PUFFIN)
