@@ -80,3 +80,24 @@ def test_a_result_is_made_once_for_all_threads_that_wait() -> None:
     first = handle.wait()
     other.join()
     assert made == [0] and [first, *seen, handle.wait()] == [0, 0, 0]
+
+
+def test_a_signal_handler_may_wait_while_the_result_is_made() -> None:
+    class Done:
+        """An operation that has completed."""
+
+        def wait(self) -> None: ...
+
+    seen: list[object] = []
+
+    def finish() -> object:
+        if not seen:
+            seen.append(None)
+            seen[0] = handle.wait()  # as a handler would
+        return object()
+
+    handle = Handle(cast(_native.Handle, Done()), finish=finish)
+    waiter = threading.Thread(target=lambda: seen.append(handle.wait()), daemon=True)
+    waiter.start()
+    waiter.join(20)
+    assert len(seen) == 2 and seen[0] is seen[1] is handle.wait()

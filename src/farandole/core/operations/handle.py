@@ -31,7 +31,8 @@ class Handle(Generic[R]):
         self._part = part
         self._result = result
         self._finish = finish
-        self._finishing = None if finish is None else threading.Lock()
+        # Reentrant, because a signal handler may wait for this handle while its thread is in `finish`.
+        self._finishing = None if finish is None else threading.RLock()
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
@@ -51,8 +52,9 @@ class Handle(Generic[R]):
                 with self._finishing:
                     finish = self._finish
                     if finish is not None:
-                        self._result = finish()
-                        self._finish = None
+                        made = finish()
+                        if self._finish is not None:
+                            self._result, self._finish = made, None
             self._part = None
         result: R = self._result  # type: ignore[assignment]  # the operation is done
         return result
