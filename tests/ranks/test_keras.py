@@ -37,3 +37,18 @@ def test_an_optimizer_sees_the_size_of_each_job(frameworks: None) -> None:
         assert exchange.size == 2
 
     run_ranks(2, body)
+
+
+def test_an_optimizer_is_named_anew_in_each_job(frameworks: None) -> None:
+    require("keras")
+    from farandole.keras.backend import Options
+    from farandole.keras.exchange import Exchange
+
+    kept, given = Exchange(Options()), Exchange(Options(), name="mine")
+    for _ in range(2):
+        others = [Exchange(Options()), Exchange(Options())]
+        with Context(SoloRendezvous()) as context:
+            for _ in range(2):  # in one job the names stay
+                with use(context):
+                    names = [each._named() for each in (others[0], kept, others[1], given)]
+                assert names == ["optimizer.noname.0", "optimizer.noname.1", "optimizer.noname.2", "mine"]

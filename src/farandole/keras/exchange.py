@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 
 from farandole.core.operations.gradients import even_groups, explicit_groups
 from farandole.core.operations.reduction import Min, Reduction
+from farandole.core.process_sets.membership import Counters
 from farandole.core.process_sets.process_set import membership_of, require_registered
 from farandole.keras.backend import Options, Tensor
 from farandole.keras.chosen import backend
@@ -47,14 +49,15 @@ class Exchange:
         self.pending: list[Hashable] | None = None
         # Whether an optimizer around this one, such as LossScaleOptimizer, checks the gradients of this rank only.
         self.held_by_another = False
-        self._name = self._given_name = name
+        self._name = name
+        self._numbered: WeakKeyDictionary[Counters, str] = WeakKeyDictionary()  # the names in each job
         self._groups, self._scale_local = groups, scale_local
 
     def again(self) -> "Exchange":
         """Return an exchange with the same options for another optimizer, without local variables."""
         return Exchange(
             self.options,
-            name=self._given_name,
+            name=self._name,
             groups=self._groups,
             scale_local=self._scale_local,
             summed=self.summed,
@@ -75,7 +78,9 @@ class Exchange:
     def reduce(self, gradients: Sequence[Tensor], keys: Sequence[Hashable]) -> list[Tensor]:
         """Return the gradients, reduced over all ranks; None stays None.
 
-        Blocks until every rank has made the request, unless it is only traced."""
+        Blocks until every rank has made the request, unless it is only traced. A function traced while `alone` reduces
+        nothing, so that XLA can compile it, and a traced function keeps the operations' names and the number of ranks.
+        Another job has to trace it again."""
         reduced = list(gradients)
         if self.alone:
             return reduced
@@ -115,9 +120,12 @@ class Exchange:
         return [[place[key] for key in group] for group in chosen]
 
     def _named(self) -> str:
-        """Return the optimizer's name on the wire: the user's name, or a number in the order of first use.
+        """Return the optimizer's name on the wire: the user's name, or a number in the order of first use in the job.
 
         Variables' names cannot be used, because they depend on how many layers and optimizers this rank has made."""
-        if self._name is None:
-            self._name = membership_of(self.options.process_set, "optimizer").wire_name("optimizer", None)
-        return self._name
+        if self._name is not None:
+            return self._name
+        membership = membership_of(self.options.process_set, "optimizer")
+        if membership.counters not in self._numbered:
+            self._numbered[membership.counters] = membership.wire_name("optimizer", None)
+        return self._numbered[membership.counters]

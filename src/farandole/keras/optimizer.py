@@ -41,9 +41,10 @@ def DistributedOptimizer(
     `average_aggregated_gradients`. `groups`, a number or lists of variables, reduces gradients together. With
     `process_set` its members reduce among themselves, and the others step with their own gradients. Gradients of
     variables passed to `register_local_var` are not reduced, but with `scale_local_gradients` divided by the number of
-    ranks. `device_dense` and `device_sparse` are arguments of Horovod's and are ignored. With the global process set it
-    can be called before `init()`, but the first step cannot run before. Raises `TypeError` for objects other than
-    optimizers, and `ValueError` for an optimizer that is distributed already and for contradictory settings.
+    ranks. A model that was trained in another job, before a second `init()`, must be compiled again. `device_dense` and
+    `device_sparse` are arguments of Horovod's and are ignored. With the global process set it can be called before
+    `init()`, but the first step cannot run before. Raises `TypeError` for objects other than optimizers, and
+    `ValueError` for an optimizer that is distributed already and for contradictory settings.
     """
     # Programs may wrap and compile before `init()`. Other process sets exist only after it.
     if process_set is not global_process_set:
