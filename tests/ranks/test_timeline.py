@@ -12,7 +12,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import numpy as np
@@ -25,7 +25,7 @@ from farandole.core.context import Context
 from farandole.core.default import use
 from farandole.core.monitoring.timeline import BUSY_BYTES, BUSY_SECONDS, QUIET_SECONDS, Timeline
 from farandole.core.monitoring.trace_file import TraceFile
-from farandole.errors import ConfigError, EngineClosed, HorovodInternalError
+from farandole.errors import ConfigError, EngineClosed, HorovodInternalError, RendezvousError
 from farandole.launch.cli import main
 from farandole.rendezvous import SoloRendezvous
 from farandole.timeline.files import timeline_path
@@ -248,6 +248,20 @@ def test_a_timeline_that_gets_no_thread_can_be_started_again(monkeypatch: pytest
     assert [event["name"] for event in read(tmp_path / "second.json")] == ["process_name", "curve"]
 
 
+def test_a_timeline_goes_on_if_the_next_gets_no_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    refuse = Mock(side_effect=RuntimeError("can't start new thread"))
+    timeline = Timeline(0, 1, "host")
+    timeline.start(tmp_path / "first.json")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        timeline.start(tmp_path / "second.json")
+    timeline.show("curve", {"loss": 1.0})
+    timeline.close()
+    assert [event["name"] for event in read(tmp_path / "first.json")] == ["process_name", "curve"]
+    with pytest.raises(RendezvousError, match="raise the limit on processes"):
+        Context(SoloRendezvous(), Config(timeline=str(tmp_path / "third.json")))
+
+
 def test_the_files_of_two_hosts_become_one(tmp_path: Path) -> None:
     path, out = tmp_path / "trace.json", tmp_path / "merged.json"
     run_ranks(3, reduce_twice, config=Config(timeline=str(path)), hosts=2)
@@ -324,9 +338,8 @@ def test_a_busy_job_is_looked_at_less_often(monkeypatch: pytest.MonkeyPatch, tmp
         return not events
 
     timeline = Timeline(0, 1, "host")
-    monkeypatch.setattr(timeline, "_stop", SimpleNamespace(wait=wait))
     monkeypatch.setattr(timeline, "_engines", {None: ""})
-    timeline._run()
+    timeline._run(cast(threading.Event, SimpleNamespace(wait=wait)))
     assert pauses == [QUIET_SECONDS, BUSY_SECONDS, QUIET_SECONDS, QUIET_SECONDS]
 
 

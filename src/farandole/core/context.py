@@ -44,13 +44,13 @@ class Context:
         show_messages(self.config)
         self._rendezvous = rendezvous
         self._process = os.getpid()
-        # Open the files first, so that an unwritable path is reported before anything starts.
         here = host_identity() if host is None else host
-        self._monitors = Monitors(rendezvous.rank, rendezvous.size, here, self.config)
-        if rendezvous.rank == 0 and not members:
-            warn_of_idle(self.config)  # once in a job
         with ExitStack() as failing, naming_process_limit(RendezvousError):
+            # Open the files first, so that an unwritable path is reported before anything starts.
+            self._monitors = Monitors(rendezvous.rank, rendezvous.size, here, self.config)
             failing.callback(self._monitors.close)
+            if rendezvous.rank == 0 and not members:
+                warn_of_idle(self.config)  # once in a job
             wiring = connect(rendezvous, self.config, host=here)
             self.topology: Topology = wiring.topology
             self.is_over_mpi = wiring.mpi is not None or self.config.fabric == "mpi"

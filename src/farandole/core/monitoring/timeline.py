@@ -41,14 +41,15 @@ class Timeline:
         self._dropped = 0
         self._changing = threading.Lock()  # held while the timeline starts or stops
         self._writing = threading.Lock()  # guards all fields
-        self._stop = threading.Event()
+        self._stop = threading.Event()  # ends the thread
         self._thread: threading.Thread | None = None
 
     def start(self, path: str | os.PathLike[str], *, mark_plans: bool = False) -> None:
         """Complete the current file, if any, and write events from now on to `timeline_path(path, rank)`.
 
-        With `mark_plans` each plan is marked. Raises `ConfigError` if the file cannot be opened; the current file then
-        goes on. Raises `InvalidRequest` in a process forked from the rank."""
+        With `mark_plans` each plan is marked. Raises `ConfigError` if the file cannot be opened, and `RuntimeError` if
+        the system refuses a thread; the current file then goes on. Raises `InvalidRequest` in a process forked from the
+        rank."""
         self._require_own_process()
         if os.path.isdir(path):
             raise ConfigError("timeline", f"{os.fspath(path)} is a folder; name a file in it")
@@ -60,15 +61,15 @@ class Timeline:
                 file = TraceFile(where)
             except OSError as error:
                 raise ConfigError("timeline", f"cannot write {where} ({error.strerror})") from error
-            self._end()
-            self._stop.clear()
-            thread = threading.Thread(target=self._run, name="farandole-timeline", daemon=True)
+            stop = threading.Event()
+            thread = threading.Thread(target=self._run, args=(stop,), name="farandole-timeline", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the limit on threads
                 file.close()
                 raise
-            self._thread = thread
+            self._end()
+            self._thread, self._stop = thread, stop
             with self._writing:
                 self._file, self._text, self._dropped = file, TraceText(self._rank), 0
                 self._marks_plans = mark_plans
@@ -136,9 +137,9 @@ class Timeline:
             self._abandon()
         return was_there
 
-    def _run(self) -> None:
+    def _run(self, stop: threading.Event) -> None:
         pause = QUIET_SECONDS
-        while not self._stop.wait(pause):
+        while not stop.wait(pause):
             with self._writing:
                 written = sum(self._append_events(engine, label) for engine, label in self._engines.items())
             pause = BUSY_SECONDS if written > BUSY_BYTES else QUIET_SECONDS
