@@ -268,7 +268,8 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     Only ranks that call it write a file; it waits for no other rank. The file holds events from this call on. It can be
     read at any time, and is complete after `stop_timeline`, `shutdown` or the next `start_timeline`. `mark_cycles`
     marks each plan, because farandole has no cycles. Raises `NotInitializedError` before `init()`. Raises `ConfigError`
-    if the file cannot be written; a timeline that is being written then goes on."""
+    if the file cannot be opened; a timeline that is being written then goes on. A failed write later is logged and ends
+    the timeline."""
     context().timeline.start(file_path, mark_plans=mark_cycles)
 
 
