@@ -59,5 +59,5 @@ class AzureHandler(Handler):
             for body in [self.objects.objects[f"{container}/{name}"]]
         )
         more = escape(page[-1]) if len(page) < len(found) else ""
-        page = f"<Blobs>{blobs}</Blobs><NextMarker>{more}</NextMarker>"
-        return f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults>{page}</EnumerationResults>'.encode()
+        listing = f"<Blobs>{blobs}</Blobs><NextMarker>{more}</NextMarker>"
+        return f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults>{listing}</EnumerationResults>'.encode()
