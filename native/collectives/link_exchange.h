@@ -35,7 +35,7 @@ struct Incoming {
 /// Waits over all links of a mesh for those that an algorithm needs next.
 ///
 /// A peer whose link hangs up while no data is expected from it counts as lost once nothing has moved for half a
-/// second, unless it has left in order. In a tree or a ring this reports a death two hops away.
+/// second, unless this rank has heard that it left in order. In a tree or a ring this reports a death two hops away.
 class LinkWaiter {
  public:
   explicit LinkWaiter(Mesh& mesh);

@@ -122,12 +122,10 @@ void ControlTree::handle(int sender, const Departure& departure) {
     return;
   }
   first_left_ = departure.first;
-  if (departure.rank == sender) {
-    left_[static_cast<size_t>(sender)] = true;
-  } else {
-    collector_.leave();
-    send_to_children(departure);
-  }
+  left_[static_cast<size_t>(departure.rank)] = true;
+  if (departure.rank == sender) return;
+  collector_.leave();
+  send_to_children(departure);
 }
 
 /// Queue a plan of rank 0 for this rank, and send it to the ranks below.
@@ -218,18 +216,17 @@ void ControlTree::announce_departures() {
 }
 
 /// Announce that `rank`, a rank below this one, has left, and that `first` left first. `rank` did its part of all its
-/// requests. Operations that lack a request of it or of the ranks below it can never run. All ranks learn of the first
-/// departure, so that no request is held back any more.
+/// requests. Operations that lack a request of it or of the ranks below it can never run. All ranks learn of it, so that
+/// no request is held back any more, and no rank counts it as lost.
 void ControlTree::announce_departure(int rank, int first) {
   const auto at = static_cast<size_t>(rank);
   if (departure_announced_[at]) return;
   left_[at] = departure_announced_[at] = true;
-  const bool is_first = !first_left_;
-  if (is_first) first_left_ = first;
+  if (!first_left_) first_left_ = first;
   const std::string reason = reason_of(Life::State::Left);
   if (wiring_.is_coordinator()) {
     negotiator_.leave(tree_.below(rank), rank, reason);
-    if (is_first) send_to_children(Departure{rank, true, reason, first});
+    send_to_children(Departure{rank, true, reason, *first_left_});
     return;
   }
   collector_.leave();

@@ -153,8 +153,8 @@ void FailureDetector::check() {
   if (deadline_ns_ != 0 && now > deadline_ns_) check_timeout(now);
   if (now > links_checked_ns_ + ns(heartbeat_) / 8) check_links(now);
   control_.flush();  // other ranks may wait for the rest of a plan that did not fit into their rings
-  if (!control_.has_remote_peers()) return;
-  control_.receive();  // a departure names the lost rank
+  if (wiring_.remotes.empty()) return;
+  control_.receive();  // a departure names the rank that is lost or has left
   control_.forward();
   if (const auto gone = lost_remote()) throw *gone;
 }

@@ -1,5 +1,6 @@
 // The failure detector alone: it finds lost ranks by life words, aborts, sockets and clocks, and poison fails present
 // and future operations.
+#include <string>
 #include <thread>
 
 #include "base/clock.h"
@@ -39,6 +40,18 @@ void test_a_rank_that_left_is_not_lost() {
   }).join();
   CHECK(!all[0]->failures.find_lost());
   CHECK(all[0]->control.has_departures());
+}
+
+// A data link to a rank that has left may hang up while another rank's data is awaited. No rank above leaves here.
+void test_all_ranks_know_which_ranks_left() {
+  const auto all = parts::make({0, 1, 2, 3, 3});
+  for (const int gone : {1, 2}) {
+    all[static_cast<size_t>(gone)]->control.leave(true, now_ns() + 1'000'000'000);
+    for (int round = 0; round < 4; ++round)
+      for (const size_t rank : {size_t{0}, size_t{3}, size_t{4}}) all[rank]->failures.check();
+    for (const size_t rank : {size_t{0}, size_t{3}, size_t{4}})
+      check::that(all[rank]->failures.has_left(gone), "it knows", std::to_string(rank));
+  }
 }
 
 void test_the_end_of_a_connection_is_found() {
@@ -150,6 +163,7 @@ void test_shutdown_ends_a_collective() {
 int main() {
   test_a_dead_rank_is_found();
   test_a_rank_that_left_is_not_lost();
+  test_all_ranks_know_which_ranks_left();
   test_the_end_of_a_connection_is_found();
   test_poison_ends_everything_once();
   test_poison_is_told_to_other_hosts();
