@@ -120,6 +120,7 @@ void Executor::run(const Bucket& bucket, std::span<const OperationPtr> operation
   if (error) {
     for (const OperationPtr& operation : operations) {
       if (world_->has_abandoned()) {
+        operation->is_abandoned = true;
         keep_for_ever(operation);
         keep_for_ever(operation->keep);
       }

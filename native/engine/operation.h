@@ -46,6 +46,7 @@ class Operation {
   std::vector<int64_t> result_shape;
   std::vector<int64_t> received_splits;
   int last_joined = -1;
+  bool is_abandoned = false;  // failed, and the transport may still use its memory; see World::has_abandoned()
 
   uint64_t submitted_ns = 0;
   uint64_t submitted_ticks = 0;  // 0: not requested here, or not recorded

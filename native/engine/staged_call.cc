@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/keep.h"
-#include "transport/mpi_mesh.h"
 
 namespace farandole {
 
@@ -26,9 +25,8 @@ std::vector<CudaDevice*> StagedCall::devices() const {
 }
 
 void StagedCall::release(bool device_works) {
-  // After a failed operation MPI may write to the memory, too.
-  const bool is_free = device_works && !MpiComm::has_abandoned();
   for (StagedCall::Member& member : members_) {
+    const bool is_free = device_works && !member.operation->is_abandoned;
     if (!is_free) member.input.leak();
     if (!is_free && member.has_output) member.result.leak();
     if (!is_free && member.side) member.side->leak();

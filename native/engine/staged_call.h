@@ -55,7 +55,8 @@ class StagedCall : public std::enable_shared_from_this<StagedCall> {
   };
 
   /// Frees the memory, except results that were not copied yet. No copy may be under way. If a broken device leaves
-  /// that unknown (`device_works` is false), the memory stays allocated until the process ends.
+  /// that unknown (`device_works` is false), the memory stays allocated until the process ends, as does that of an
+  /// abandoned operation.
   void release(bool device_works);
 
   std::vector<Member> members_;
