@@ -180,13 +180,13 @@ void forked_children_have_no_part_in_it() {
 void a_lack_of_descriptors_is_named() {
   rlimit before{};
   CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit few = before;
-  few.rlim_cur = 16;
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
   const farandole::Descriptor first(::dup(2));
+  rlimit few = before;
+  few.rlim_cur = static_cast<rlim_t>(first.get()) + 4;
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
   const auto exhaust = [&] {
     std::vector<farandole::Descriptor> all;
-    while (all.size() < 16) all.push_back(first.duplicate());
+    while (all.size() < few.rlim_cur) all.push_back(first.duplicate());
   };
   const auto error = check::thrown<std::system_error>(exhaust);
   CHECK_EQ(error.code().value(), EMFILE);
