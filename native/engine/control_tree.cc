@@ -216,8 +216,8 @@ void ControlTree::announce_departures() {
 }
 
 /// Announce that `rank`, a rank below this one, has left, and that `first` left first. `rank` did its part of all its
-/// requests. Operations that lack a request of it or of the ranks below it can never run. All ranks learn of it, so that
-/// no request is held back any more, and no rank counts it as lost.
+/// requests. Operations that lack a request of it or of the ranks below it can never run. All ranks learn of it, so
+/// that no request is held back any more, and no rank counts it as lost.
 void ControlTree::announce_departure(int rank, int first) {
   const auto at = static_cast<size_t>(rank);
   if (departure_announced_[at]) return;
