@@ -1,7 +1,6 @@
 """Source of samples in files that are not tables: images, text, JSON lines, tar shards, bytes."""
 
 import fnmatch
-import hashlib
 import io
 import itertools
 import posixpath
@@ -10,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, TypeAlias
 
-import cloudpickle
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, from_first, place_in, together
 from farandole.data.fields import Arrays, Field, Numbers
 from farandole.data.file_systems import Files
 from farandole.data.flight import MOST_IN_FLIGHT
+from farandole.data.function_keys import key_of
 from farandole.data.places import Places, texts_of
 from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup, RowGroups, rows_in
@@ -118,12 +117,11 @@ class FileSource:
         if decode == self._format.decode:
             return repr(self._format)
         try:
-            # cloudpickle pickles functions of imported modules by name, so their code is added.
-            pickled = cloudpickle.dumps((decode, getattr(decode, "__code__", None)))
+            key = key_of(decode)
         except Exception as error:  # pickling calls methods of any objects
             problem = f"cannot be pickled ({error}), so no cache can tell its results from those of another function"
             raise ConfigError("decode", f"{problem}; let it refer only to objects that can be pickled") from error
-        return f"{self._format!r} {hashlib.sha256(pickled).hexdigest()}"
+        return f"{self._format!r} {key}"
 
     @property
     def least_window(self) -> int:
