@@ -16,7 +16,7 @@ from helpers.hadoop import hadoop_in_memory
 
 
 def test_the_folder_keeps_its_host() -> None:
-    url = "hdfs://namenode:8020/user/run"
+    url = "hdfs://namenode:8020/user/jane:a@corp.com/run"
     with hadoop_in_memory():
         folder = HorovodEstimator(modelDir=url).getModelDir()
         assert folder == url and Store.create(folder).storage_options == {"host": "namenode", "port": 8020}
@@ -35,6 +35,13 @@ def test_fits_of_a_grid_do_not_share_a_folder(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="modelDir: holds one run, which each of several fits would resume"):
             estimator.fitMultiple(None, shared)  # type: ignore[arg-type]
     assert estimator.fitMultiple(None, own)  # type: ignore[arg-type]
+
+
+def test_a_local_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.spark.store._MOUNT", str(tmp_path))
+    folder = HorovodEstimator(modelDir="dbfs:/Users/jane@corp.com/run").getModelDir()
+    assert folder == f"{tmp_path}/Users/jane@corp.com/run"
+    assert HorovodEstimator(modelDir="/data/jane:a@corp.com/key=1").getModelDir() == "/data/jane:a@corp.com/key=1"
 
 
 def test_a_folder_with_credentials_is_refused() -> None:

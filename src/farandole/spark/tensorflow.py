@@ -4,6 +4,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from farandole.errors import ConfigError
 from farandole.extras import importing
@@ -60,7 +61,9 @@ def _features(value: object) -> dict[str, str]:
 
 def _folder(value: object) -> str:
     given = checks.text("modelDir")(value)
-    if mask(given) != given:
+    # Names of folders may hold "@" and ":". The scheme may be a chain, as "simplecache::sftp".
+    url = urlsplit("" if given.startswith("file:") else f"//{given.partition('://')[2]}")
+    if url.password is not None or mask(f"?{url.query}") != f"?{url.query}":
         raise ConfigError("modelDir", f"{mask(given)!r} holds credentials; give them by the environment instead")
     store = FilesystemStore(given)
     # Ranks have other working directories. The URL of a remote folder stays whole: it names host and account.
