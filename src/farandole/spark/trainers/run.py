@@ -230,7 +230,7 @@ class Run:
         before, best = self.checkpoint, self.checkpoint.best
         record = {"epoch": epoch + 1, "steps": self.steps, **record}
         value = record.get("val_loss", math.nan)
-        improved = math.isfinite(value) and (best is None or value < best["val_loss"])
+        improved = math.isfinite(value) and (best is None or not value >= best["val_loss"])  # that may be NaN
         self.checkpoint = Checkpoint(
             kind=before.kind,
             epoch=epoch + 1,
