@@ -288,6 +288,7 @@ def test_a_fit_of_a_finished_run_says_that_it_trains_nothing(
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "mine: no epoch is left after 3, as all of them are finished" in record.message
+    assert record.message.endswith(": raise epochs, or set a new run_id, to train")
 
 
 def test_fits_of_a_grid_do_not_share_a_run(tmp_path: Path) -> None:

@@ -160,9 +160,10 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         """Train the remaining epochs; return the model. `frame` returns the rows for a number of ranks; None: files."""
         if saved is not None and (saved.epoch >= plan.epochs or saved.stopped):
             how = "a callback stopped the run" if saved.stopped else "all of them are finished"
+            remedy = "set a new run_id" if saved.stopped else "raise epochs, or set a new run_id,"
             log.warning(
-                "%s: no epoch is left after %d, as %s; the model has the stored weights: set a new run_id to train",
-                plan.run_id, saved.epoch, how,
+                "%s: no epoch is left after %d, as %s; the model has the stored weights: %s to train",
+                plan.run_id, saved.epoch, how, remedy,
             )  # fmt: skip
             return self._trained(plan.run_id, saved)
         return self._trained(plan.run_id, self._run(plan, spark, frame))
