@@ -232,7 +232,7 @@ class Reader:
         self.last_row_consumed, self._started_with = False, self.loader.epoch
 
     def stop(self) -> None:
-        """End all iterators over the reader, and their threads; the reader yields nothing until `reset`."""
+        """End all iterators over the reader, and their threads; these iterators yield nothing more."""
         for each in list(self._handed_out):
             with suppress(ValueError):  # a thread of TensorFlow is in it
                 each.close()
