@@ -54,13 +54,13 @@ def test_an_idle_pool_has_no_thread() -> None:
 
 
 def test_closing_waits_once_for_all_threads_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farandole.data.pool.PATIENCE", 0.1)
+    monkeypatch.setattr("farandole.data.pool.PATIENCE", 1)
     release = threading.Event()
     pool: ReadPool[int, bool] = ReadPool(lambda _: release.wait(20), lambda: 8)
     made = [pool.submit(number) for number in range(10)]
     began = time.monotonic()
     pool.close()
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 4
     for each in [*made, pool.submit(10)]:
         with pytest.raises(CancelledError):
             each.result(0)
