@@ -1,7 +1,9 @@
 """Where runs keep their files, on the local disk and in an object store (fsspec's in-memory one)."""
 
+import os
 import pickle
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,9 +63,16 @@ def test_files_of_a_process_that_was_killed_while_it_wrote_are_removed(
         killed.setattr("os.fsync", sys.exit)
         killed.setattr(Path, "unlink", lambda *_, **__: None)
         LocalStore(str(tmp_path)).write(str(path), b"old")
-    assert len(list(tmp_path.iterdir())) == 1
+    (left,) = tmp_path.iterdir()
+    others = [tmp_path / ".checkpoint.txt", tmp_path / f".checkpoint.best.{uuid.uuid4().hex}"]
+    for each in others:
+        each.write_bytes(b"")
     LocalStore(str(tmp_path)).write(str(path), b"new")
-    assert list(tmp_path.iterdir()) == [path]
+    assert left.exists(), "it may be of another process that is writing"
+    for each in (left, *others):
+        os.utime(each, (time.time() - 3700,) * 2)
+    LocalStore(str(tmp_path)).write(str(path), b"new")
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
 
 
 def test_a_mirror_copies_new_and_changed_files_and_removes_others(store: FilesystemStore, tmp_path: Path) -> None:
@@ -80,6 +89,11 @@ def test_a_mirror_copies_new_and_changed_files_and_removes_others(store: Filesys
     assert store.read(f"{path}/best") == b"not written again"
     (folder / "best").write_bytes(b"three")
     (folder / "below" / "profile").unlink()
+    mirror.update()
+    (folder / "best").unlink()
+    store.remove(f"{path}/best")
+    mirror.update()
+    (folder / "best").write_bytes(b"three")
     mirror.update()
     assert [store.read(f"{path}/{name}") for name in ("best", "below/profile")] == [b"three", None]
     assert store.read(f"{path}/checkpoint") == b"of another writer"
@@ -158,6 +172,22 @@ def test_a_crash_while_writing_keeps_the_old_file_in_hadoop(monkeypatch: pytest.
     store.write(path, b"new")
     assert store.read(path) == b"new"
     assert store._files().ls(store.get_run_path("run"), detail=False) == [path]
+
+
+@pytest.mark.usefixtures("hadoop")
+def test_two_writers_in_hadoop_do_not_share_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.create(f"hdfs://namenode/{uuid.uuid4().hex}")
+    path, written, whole = store.get_checkpoint_path("run"), [], Hadoop.pipe_file
+
+    def interrupted(files: Hadoop, path: str, value: bytes, **_: Any) -> None:
+        whole(files, path, value)
+        written.append(path)
+        if len(written) == 1:
+            store.write(store.get_checkpoint_path("run"), b"of the other one")
+
+    monkeypatch.setattr(Hadoop, "pipe_file", interrupted)
+    store.write(path, b"whole")
+    assert store.read(path) == b"whole" and len(set(written)) == 2
 
 
 @pytest.mark.usefixtures("hadoop")

@@ -5,13 +5,14 @@ Layout: `<prefix>/runs/<run_id>/checkpoint` (the last finished epoch), `.../best
 `<prefix>/intermediate_val_data`. Each of these folders may have another path in the same file system.
 """
 
-import glob
 import logging
 import os
 import posixpath
 import re
+import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ _HDFS = "hdfs://"
 _FOLDERS = ("train_path", "val_path", "test_path", "runs_path")
 # File systems that show a file while it is written. Their clients can move a file over another one.
 _SHOW_UNFINISHED = {"hdfs", "sftp"}
+_ABANDONED = 3600.0  # seconds after which an unfinished file counts as left behind
 
 
 @dataclass(frozen=True)
@@ -167,10 +169,20 @@ class FilesystemStore:
             _replace_local(Path(path), content)
         elif protocols & _SHOW_UNFINISHED:
             folder, name = posixpath.split(path)
-            unfinished = posixpath.join(folder, f".{name}.unfinished")
+            unfinished = posixpath.join(folder, _unfinished(name))
             files.makedirs(folder, exist_ok=True)
-            files.pipe_file(unfinished, content)
-            files.mv(unfinished, path)
+            for each in files.ls(folder, detail=True):
+                mark = each.get("mtime")
+                if mark is not None and _is_left(posixpath.basename(each["name"]), name, mark.timestamp()):
+                    with suppress(FileNotFoundError):  # another writer has removed it
+                        files.rm_file(each["name"])
+            try:
+                files.pipe_file(unfinished, content)
+                files.mv(unfinished, path)
+            except Exception:
+                with suppress(Exception):  # it may not be there, or the connection is lost
+                    files.rm_file(unfinished)
+                raise
         else:
             # An object store makes an upload visible once it is complete.
             files.pipe_file(path, content)
@@ -229,11 +241,24 @@ class Store:
         return make(prefix_path, storage_options=dict(storage_options or {}), **settings)
 
 
+def _unfinished(name: str) -> str:
+    """Return the name of a new file to write what `name` will hold; each writer has its own."""
+    return f".{name}.{uuid.uuid4().hex}"
+
+
+def _is_left(file: str, name: str, modified: float) -> bool:
+    """Return whether a process that was killed while it wrote `name` has left `file`."""
+    is_unfinished = re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]{{32}}", file) is not None
+    return is_unfinished and time.time() - modified > _ABANDONED
+
+
 def _replace_local(target: Path, content: bytes) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
-        left.unlink(missing_ok=True)  # of a process that was killed while it wrote
-    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    for each in target.parent.glob(".*"):
+        with suppress(FileNotFoundError):  # another writer has removed it
+            if _is_left(each.name, target.name, each.stat().st_mtime):
+                each.unlink()
+    unfinished = target.with_name(_unfinished(target.name))
     try:
         with unfinished.open("wb") as out:
             out.write(content)

@@ -1,6 +1,7 @@
 """Copy of a local folder in a store."""
 
 import posixpath
+from contextlib import suppress
 from pathlib import Path
 
 from farandole.spark.store import FilesystemStore
@@ -22,7 +23,8 @@ class Mirror:
         for name in sorted(changed, key=lambda name: (name == last, name)):
             self._store.write(posixpath.join(self._path, name), (self._folder / name).read_bytes())
         for name in self._copied.keys() - now.keys():
-            self._store.remove(posixpath.join(self._path, name))
+            with suppress(FileNotFoundError):  # somebody has removed the copy
+                self._store.remove(posixpath.join(self._path, name))
         self._copied = now
 
     def fetch(self, name: str) -> None:
