@@ -62,6 +62,11 @@ class _Accessor:
     owner: Any
     parameter: str
 
+    @property
+    def why(self) -> str:
+        """The reason for docs/reference/horovod-api.md."""
+        return IGNORED_PARAMS[self.parameter]
+
 
 class _Setter(_Accessor):
     def __call__(self, value: object) -> Any:
