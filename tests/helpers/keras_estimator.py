@@ -17,7 +17,7 @@ from farandole.spark.keras import KerasEstimator, KerasModel
 from farandole.spark.store import Store
 from farandole.spark.trainers.checkpoint import Checkpoint
 from farandole.spark.trainers.keras import KerasJob, KerasTrainer
-from farandole.spark.trainers.keras_model import Inputs, dump_model, dump_object, load_state
+from farandole.spark.trainers.keras_model import Inputs, dump_model, dump_object, load_state, outputs_of
 from farandole.spark.trainers.rows import RowsWanted
 from farandole.spark.trainers.run import Run, RunPlan
 from helpers.estimator_rows import mine, points, shard_of
@@ -234,6 +234,22 @@ def check_losses_of_a_compiled_model_are_taken(rank: int, size: int, folder: Pat
     model.compile("sgd", loss={"one": "mse"})
     with pytest.raises(ConfigError, match=r"^loss: of the model has the names \['one'\], and its outputs are"):
         estimator.getLoss()
+
+
+def check_losses_of_named_outputs_are_taken_by_name(rank: int, size: int, folder: Path) -> None:
+    columns = points(8) | {"z": [1.0] * 8}
+    keras.utils.set_random_seed(4)
+    given = keras.Input((2,))
+    model = keras.Model(given, {name: keras.layers.Dense(1)(given) for name in ("two", "one")})
+    model.compile(keras.optimizers.SGD(0.0), loss={"two": "mae", "one": "mse"}, loss_weights={"two": 0.25, "one": 0.75})
+    estimator = KerasEstimator(model=model, feature_cols=["x"], label_cols=["y", "z"])
+    plan = job_of(model, columns, label_cols=("y", "z"), epochs=1).plan
+    (job,) = estimator._task(plan).args  # type: ignore[attr-defined]
+    run, _ = trained(job, shard_of(folder, mine(columns, rank, size)))
+    x, y = np.array(columns["x"]), np.array(columns["y"])
+    of_y, of_z = (each[:, 0] for each in outputs_of(model.predict_on_batch(x.astype("float32"))))
+    wanted = 0.75 * np.mean((of_y - y) ** 2) + 0.25 * np.mean(abs(of_z - 1.0))
+    np.testing.assert_allclose(run.checkpoint.history[0]["loss"], wanted, rtol=1e-5)
 
 
 def check_a_model_is_saved_once(rank: int, size: int) -> None:

@@ -77,7 +77,9 @@ def _per_output(setting: str, value: object, model: Any) -> list[Any]:
     """Return an argument of `compile` as a list with an item per output, or with one item for all outputs."""
     if not isinstance(value, Mapping):
         return list(value) if isinstance(value, (list, tuple)) else [value]
-    names = list(getattr(model, "output_names", None) or ())
+    outputs = getattr(model, "output", None)
+    # The names of outputs in a dictionary are its keys; `output_names` are the layers'.
+    names = sorted(outputs) if isinstance(outputs, Mapping) else list(getattr(model, "output_names", None) or ())
     if sorted(names) != sorted(value):
         has = f"its outputs are {names}" if names else "the names of its outputs are unknown"
         raise ConfigError(setting, f"of the model has the names {list(value)}, and {has}; give a list, one per label")

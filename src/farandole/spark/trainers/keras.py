@@ -1,7 +1,7 @@
 """Trainer of Keras models: what each rank of a `KerasEstimator` runs."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,7 @@ class KerasTrainer:
         self._row = run.row_of_any()
         self._module = None if job.data_module is None else KerasModule(job.data_module, run, self._parts)
         self.outputs: list[tuple[str, list[int]]] = []  # type and shape of each; known when training begins
+        self._names: list[str] | None = None  # of outputs in a dictionary
         if self._module is None:
             self._probe(self._parts(ShardBatch(self._row, 1, 1.0), True))
         self.optimizer = hvd.DistributedOptimizer(
@@ -160,13 +161,19 @@ class KerasTrainer:
     def _fitted(self, parts: Parts) -> tuple[Any, ...]:
         """Return a batch as the model's `fit` takes it."""
         labels = [self._label(place, values) for place, values in enumerate(parts.labels)]
-        given = labels[0] if len(labels) == 1 else tuple(labels)
+        given = self._as_outputs(labels)
         weights = parts.weights
         if weights is None:
             return parts.inputs, given
         # A loss has one dimension less than its output, and Keras does not broadcast (rows,) to (rows, numbers).
         each = [weights.reshape(-1, *[1] * (len(shape) - 1)) for _, shape in self.outputs]
-        return parts.inputs, given, each[0] if len(labels) == 1 else tuple(each)
+        return parts.inputs, given, self._as_outputs(each)
+
+    def _as_outputs(self, arrays: list[NDArray[Any]]) -> Any:
+        """Return one array per output in the structure of the model's outputs; Keras refuses weights in another one."""
+        if self._names is not None:
+            return dict(zip(self._names, arrays, strict=True))
+        return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
     def _label(self, place: int, values: NDArray[Any]) -> NDArray[Any]:
         whole = "int32" if values.dtype.itemsize < 8 else "int64"
@@ -204,12 +211,11 @@ class KerasTrainer:
         Raises `ConfigError` for a model that does not take the columns, and for labels that do not fit its outputs."""
         job, kinds = self.job, self.run.rows.kinds
         try:
-            given = outputs_of(
-                self.model(keras.tree.map_structure(lambda each: each[:1], parts.inputs), training=False)
-            )
+            made = self.model(keras.tree.map_structure(lambda each: each[:1], parts.inputs), training=False)
         except SHAPE_ERRORS as error:
             raise refused_model(first_line(error), job.inputs.describe(kinds), TOGETHER) from error
-        names = job.plan.label_cols
+        given, names = outputs_of(made), job.plan.label_cols
+        self._names = sorted(made) if isinstance(made, Mapping) else None
         if len(given) != len(names):
             raise ConfigError("model", f"gives {len(given)} outputs; label_cols {list(names)} need one each")
         self.outputs = [(keras.backend.standardize_dtype(each.dtype), [*each.shape[1:]]) for each in given]

@@ -78,9 +78,9 @@ class Inputs:
 
 
 def outputs_of(given: Any) -> list[Any]:
-    """Return a model's outputs as a list."""
+    """Return a model's outputs as a list; those in a dictionary by their sorted names, as Keras takes their losses."""
     if isinstance(given, Mapping):
-        return list(given.values())
+        return [given[name] for name in sorted(given)]
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
