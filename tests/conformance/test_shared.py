@@ -32,6 +32,9 @@ def test_an_allreduce_of_shared_tensors_is_one_like_any_other(binding: Binding, 
 
 @every_binding
 def test_some_shared_and_some_not_agree_on_one_way(binding: Binding) -> None:
+    if binding.on_device:
+        pytest.skip("shared tensors are in host memory, and ranks give tensors of one kind of memory")
+
     def body(context: Context) -> None:
         for step in range(6):
             tensors = [binding.make(np.full(30_000, float(context.rank + step)), "float32") for _ in range(3)]
