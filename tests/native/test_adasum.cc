@@ -24,6 +24,7 @@ void* operator new(size_t bytes) {
   if (void* made = std::malloc(bytes > 0 ? bytes : 1)) return made;
   throw std::bad_alloc();
 }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return std::malloc(bytes > 0 ? bytes : 1); }
 void operator delete(void* memory) noexcept {
   void* expected = memory;
   watched.compare_exchange_strong(expected, nullptr);
