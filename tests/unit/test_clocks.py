@@ -19,6 +19,7 @@ READERS = {
     "launch/doctor/pairs.py": "differences between the clocks of hosts",
     "launch/output.py": "times of lines, for people",
     "spark/estimator.py": "the name of a run",
+    "spark/store.py": "the age of files that a killed writer has left",
     "spark/trainers/model_fn/writers.py": "names of event files",
 }
 
