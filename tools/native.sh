@@ -26,4 +26,4 @@ folder=build/native-$kind
 cmake -S . -B "$folder" -DFARANDOLE_PYTHON=OFF -DFARANDOLE_TESTS=ON "${choices[@]}" >/dev/null
 cmake --build "$folder" --parallel "$(nproc)"
 repeat=$((${AGAIN:-0} ? 2 : 1)) # ctest also lists the tests that failed at first
-ctest --test-dir "$folder" --parallel "$((2 * $(nproc)))" --output-on-failure --timeout 300 --repeat "until-pass:$repeat"
+ctest --test-dir "$folder" --parallel "$(nproc)" --output-on-failure --timeout 300 --repeat "until-pass:$repeat"
