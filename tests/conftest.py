@@ -122,6 +122,8 @@ def leak_police(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def frameworks() -> None:
     """Import TensorFlow, Keras and Ray if they are there: no test is to blame for the variables that they set."""
-    for name in ("tensorflow", "keras", "ray"):
-        if importlib.util.find_spec(name) is not None:
-            importlib.import_module(name)
+    names = [name for name in ("tensorflow", "keras", "ray") if importlib.util.find_spec(name) is not None]
+    if "tensorflow" not in names and "keras" in names:
+        names.remove("keras")  # it imports TensorFlow
+    for name in names:
+        importlib.import_module(name)

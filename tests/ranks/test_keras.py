@@ -26,7 +26,7 @@ def test_two_ranks_with_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_optimizer_sees_the_size_of_each_job(frameworks: None) -> None:
-    require("keras")
+    require("keras", "tensorflow")
     from farandole.keras.backend import Options
     from farandole.keras.exchange import Exchange
 
@@ -40,7 +40,7 @@ def test_an_optimizer_sees_the_size_of_each_job(frameworks: None) -> None:
 
 
 def test_an_optimizer_is_named_anew_in_each_job(frameworks: None) -> None:
-    require("keras")
+    require("keras", "tensorflow")
     from farandole.keras.backend import Options
     from farandole.keras.exchange import Exchange
 
