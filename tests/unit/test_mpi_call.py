@@ -18,7 +18,7 @@ from farandole.launch import mpi_worker
 from farandole.launch.mpi_call import LAST_WORDS, _Calls
 from farandole.launch.processes import RankProcess
 
-# Starts the words from Python on, once for each rank, and ends all of them when the last one fails.
+# Starts the words from Python on, once for each rank, and ends all of them a moment after the last one has failed.
 MPIRUN = f"""#!/bin/sh
 if [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.4"; exit; fi
 echo "$@" > words
@@ -34,7 +34,7 @@ while [ $rank -lt $ranks ]; do
     processes="$! $processes"; rank=$((rank + 1))
 done
 code=0
-for process in $processes; do wait $process || {{ code=$?; kill $processes 2>/dev/null; }}; done
+for process in $processes; do wait $process || {{ code=$?; sleep 0.3; kill $processes 2>/dev/null; }}; done
 exit $code
 """
 
