@@ -1,9 +1,11 @@
 """Small tables, and counts of their rows."""
 
 from collections import Counter
+from collections.abc import Iterator
 from datetime import date, datetime
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -11,7 +13,10 @@ import pytest
 from farandole.data import Source
 from farandole.data.file_systems import Files
 
-__all__ = ["as_counter", "note_stores", "rows_of", "some_rows", "start_deltalake", "start_pyiceberg"]
+if TYPE_CHECKING:
+    from pyiceberg.catalog.memory import InMemoryCatalog
+
+__all__ = ["as_counter", "iceberg_catalog", "note_stores", "rows_of", "some_rows", "start_deltalake", "start_pyiceberg"]
 
 
 def start_deltalake() -> None:
@@ -36,6 +41,16 @@ def start_pyiceberg() -> None:
     barrier = threading.Barrier(count, timeout=20)
     for future in [pool.submit(barrier.wait) for _ in range(count)]:
         future.result()
+
+
+def iceberg_catalog(tmp_path: Path) -> "Iterator[InMemoryCatalog]":
+    """Yield a catalog of Iceberg tables with a namespace "db"; its folder has a blank in its name."""
+    from pyiceberg.catalog.memory import InMemoryCatalog
+
+    made = InMemoryCatalog("here", warehouse=str(tmp_path / "ware house"))
+    made.create_namespace("db")
+    yield made
+    made.close()
 
 
 def note_stores(monkeypatch: pytest.MonkeyPatch) -> list[str]:

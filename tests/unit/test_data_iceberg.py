@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from pyiceberg.types import LongType, StringType
 
 from farandole.data import Growing, GrowingLoader, IcebergSource, Loader, ParquetSource, Reading, SelectedSource
 from farandole.errors import SourceError
-from helpers.tables import as_counter, note_stores, rows_of, some_rows, start_pyiceberg
+from helpers.tables import as_counter, iceberg_catalog, note_stores, rows_of, some_rows, start_pyiceberg
 
 COLUMNS = ["id", "text", "day", "at", "number", "list"]
 
@@ -36,12 +35,7 @@ def pyiceberg_threads() -> None:
     start_pyiceberg()
 
 
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[InMemoryCatalog]:
-    made = InMemoryCatalog("here", warehouse=str(tmp_path / "ware house"))
-    made.create_namespace("db")
-    yield made
-    made.close()
+catalog = pytest.fixture(iceberg_catalog)
 
 
 def make(catalog: InMemoryCatalog, partition: str | None = None, version: int = 2) -> Table:

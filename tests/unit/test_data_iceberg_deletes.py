@@ -4,7 +4,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from farandole.data import IcebergSource
 from farandole.data.file_systems import Files
 from farandole.data.row_groups import File
 from farandole.errors import SourceError
-from helpers.tables import as_counter, rows_of, some_rows, start_pyiceberg
+from helpers.tables import as_counter, iceberg_catalog, rows_of, some_rows, start_pyiceberg
 
 COLUMNS = ["id", "text", "day", "at", "number", "list"]
 
@@ -48,12 +48,7 @@ def pyiceberg_threads() -> None:
     start_pyiceberg()
 
 
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[InMemoryCatalog]:
-    made = InMemoryCatalog("here", warehouse=str(tmp_path / "ware house"))
-    made.create_namespace("db")
-    yield made
-    made.close()
+catalog = pytest.fixture(iceberg_catalog)
 
 
 def two_files(catalog: InMemoryCatalog) -> Table:
