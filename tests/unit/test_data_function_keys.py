@@ -59,7 +59,7 @@ def decode(sample, kind=Kind.CAT):
 ALL = "decode, Scale(5), Scale(5).__call__, functools.partial(decode, kind=Kind.DOG), Scale.one, helper"
 
 
-# What is edited in the script, and the edited text.
+# Pairs of a text of the script and its replacement.
 EDITS = [
     ('{"one", "two", "three"}', '{"one", "two", "four"}'),
     ('"dog", "bird"}', '"dog", "fish"}'),

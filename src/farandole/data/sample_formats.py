@@ -42,7 +42,7 @@ class Format(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether each file is one sample. If so, no file is opened to find samples."""
+        """True if each file is one sample; then no file is opened to find samples."""
         ...
 
     def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:

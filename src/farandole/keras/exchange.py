@@ -47,7 +47,7 @@ class Exchange:
         self.summed = summed
         # The keys of the gradients that Keras accumulates in the current call of `apply`.
         self.pending: list[Hashable] | None = None
-        # Whether an optimizer around this one, such as LossScaleOptimizer, checks the gradients of this rank only.
+        # True inside an optimizer that checks only the gradients of this rank, such as LossScaleOptimizer.
         self.held_by_another = False
         self._name = name
         self._numbered: WeakKeyDictionary[Counters, str] = WeakKeyDictionary()  # the names in each job

@@ -68,7 +68,7 @@ class Flight:
     def __init__(self, parameters: Sequence[torch.Tensor], complete: Callable[[], None]) -> None:
         self.parameters, self._complete = parameters, complete
         self._landed: list[torch.Tensor | None] | None = None
-        # Of two threads that read gradients, the second would copy the result over what the first has changed.
+        # Without it, a second thread that reads gradients would copy the result over changes of the first one.
         # Reentrant, because a user's compressor may read a gradient, too.
         self._waiting = threading.RLock()
 
