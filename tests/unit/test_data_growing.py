@@ -1,6 +1,7 @@
 """Data that is still arriving: each row once on equal steps, with kills, other numbers of ranks, and late files."""
 
 import json
+import os
 import tempfile
 import threading
 import time
@@ -18,8 +19,10 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 
 from farandole.data import CachedSource, Growing, GrowingLoader, Reading, SelectedSource
+from farandole.data.file_systems import Files
 from farandole.errors import ConfigError, DataError, SourceError
 from helpers.meeting import Meeting
 from helpers.tables import note_stores, start_deltalake
@@ -117,6 +120,25 @@ def test_a_folder_may_come_later_than_its_readers(tmp_path: Path) -> None:
     later.start()
     assert sorted(rows_of(loader_of(folder, "_DONE"))) == [0, 1, 2]
     later.join()
+
+
+@pytest.mark.parametrize("owner, name", [(LocalFileSystem, "exists"), (os.path, "isdir")], ids=["exists", "isdir"])
+def test_a_folder_may_come_while_it_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    folder, look = tmp_path / "later", getattr(owner, name)
+
+    def make_after_look(*place: Any) -> bool:
+        found = bool(look(*place))
+        if place[-1] == str(folder):
+            folder.mkdir(exist_ok=True)
+        return found
+
+    monkeypatch.setattr(owner, name, make_after_look)
+    files, listed, _ = Files.find(str(folder), ".parquet", growing=True)
+    assert files.local
+    assert listed == []
+    assert folder.is_dir()
 
 
 def test_nothing_new_ends_in_an_error_and_no_row_at_all_in_another(tmp_path: Path) -> None:

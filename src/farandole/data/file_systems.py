@@ -315,7 +315,8 @@ class Files:
             folders = [path for path in found if is_dir(path)]
             files = [path for path in found if path not in folders]
         else:
-            is_folder = is_dir(place) or (growing and not self.fs.exists(place))
+            # A folder may be made between the two looks, so whether there is anything is asked first.
+            is_folder = (growing and not self.fs.exists(place)) or is_dir(place)
             folders, files = ([place], []) if is_folder else ([], [place])
         tops = [*folders, *{posixpath.dirname(path) for path in files}]
         for folder in folders:
