@@ -1,5 +1,6 @@
 """Files that change, vanish, or are no Parquet: named on every rank, and no part of an epoch counts as a whole one."""
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -152,6 +153,25 @@ def test_a_row_group_that_does_not_come_has_a_deadline(tmp_path: Path) -> None:
     threading.Timer(0.2, source.stuck.set).start()
     with pytest.raises(SourceError, match=r"has not come within 0.01 s"):
         next(pieces)
+
+
+def test_a_failed_row_group_is_told_while_an_earlier_one_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.data.pool.PATIENCE", 0.1)
+    write_rows(tmp_path, [[3], [3]])
+    reads, release = itertools.count(), threading.Event()
+
+    class Half(ParquetSource):
+        def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+            if not next(reads):
+                assert release.wait(30)
+            raise SourceError(row_group.file.path, "is broken")
+
+    reading = Reading(lanes=1, window=6, workers=2, timeout=20)
+    batches = iter(Loader(Half(str(tmp_path)), batch_size=6, policy="join", reading=reading))
+    with pytest.raises(SourceError, match="is broken"):
+        next(batches)
+    assert not release.is_set()
+    release.set()
 
 
 @pytest.mark.parametrize("hanging", ["store", "transform"])

@@ -1,8 +1,9 @@
 """Batches of Parquet files: every row once per epoch, on any number of ranks."""
 
 import re
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 
 from farandole.data import ArrowSource, Batch, Loader, Metrics, ParquetSource, Policy, Reading, SelectedSource
 from farandole.data.rounds import Columns
+from farandole.data.row_groups import RowGroup
 from farandole.data.values import Values
 from farandole.errors import ConfigError, DataError, SourceError
 from helpers.datasets import RAGGED, read_all, write_rows
@@ -343,3 +345,23 @@ def test_wide_row_groups_are_read_within_a_window(tmp_path: Path) -> None:
     loader = Loader(ParquetSource(str(tmp_path)), batch_size=64, policy="join", reading=Reading(window=100))
     first = rows_of([next(iter(loader))])
     assert max(first) < 100
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_idle_threads_read_ahead_unless_told_not_to(tmp_path: Path, ahead: int) -> None:
+    write_rows(tmp_path, [[1]] * 30)
+    reads: list[RowGroup] = []
+
+    class Counted(ParquetSource):
+        def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+            reads.append(row_group)
+            return super().read(row_group, columns)
+
+    reading = Reading(lanes=1, window=1, ahead=ahead)
+    batches = iter(Loader(Counted(str(tmp_path)), batch_size=1, policy="join", reading=reading))
+    for _ in range(10):
+        next(batches)
+        time.sleep(0.02)  # a step, in which the threads become idle
+    batches.close()  # type: ignore[attr-defined]
+    # The thread that gathers rounds has made one more, and waits for the next.
+    assert len(reads) >= 20 if ahead else len(reads) <= 12

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 
 import pytest
 
@@ -59,7 +59,10 @@ def test_closing_waits_once_for_all_threads_that_hang(monkeypatch: pytest.Monkey
     pool: ReadPool[int, bool] = ReadPool(lambda _: release.wait(20), lambda: 8)
     made = [pool.submit(number) for number in range(10)]
     began = time.monotonic()
-    pool.close()
+    with ThreadPoolExecutor(1) as waiting:
+        waits = waiting.submit(wait, made)
+        pool.close()
+        assert not waits.result(20).not_done
     assert time.monotonic() - began < 4
     for each in [*made, pool.submit(10)]:
         with pytest.raises(CancelledError):

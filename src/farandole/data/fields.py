@@ -15,7 +15,7 @@ from farandole.data.schemas import axes_of, is_binary, is_text, plain_type
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["Field", "FieldOptions", "check_names", "is_vector", "plan_fields"]
+__all__ = ["Field", "FieldOptions", "check_names", "is_vector", "lengths_in_rows", "plan_fields"]
 
 _VECTOR = ("type", "size", "indices", "values")  # fields of the struct that Spark writes for a pyspark.ml vector
 _SPARSE = 0  # `type` of a sparse vector; 1 is dense
@@ -195,6 +195,13 @@ def plan_fields(schema: pa.Schema, columns: Sequence[str], first_rows: pa.Table,
     check_names(schema, columns)
     options.check(columns)
     return [_plan(name, schema.field(name).type, first_rows[name], options) for name in columns]
+
+
+def lengths_in_rows(kind: pa.DataType) -> bool:
+    """Return whether a type of arrays does not declare all their lengths, so that only rows show them."""
+    while pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_nested(kind))
 
 
 def _plan(name: str, kind: pa.DataType, seen: pa.ChunkedArray, options: FieldOptions) -> Field:

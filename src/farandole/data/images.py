@@ -22,7 +22,8 @@ def decode_image(data: bytes, name: str, size: tuple[int, int] | None) -> NDArra
         with Image.open(io.BytesIO(data)) as opened:
             if size is not None:
                 opened.draft("RGB", (size[1], size[0]))  # JPEG decodes faster at a reduced size
-            image = opened.convert("RGB")
+            opened.load()
+            image = opened if opened.mode == "RGB" else opened.convert("RGB")  # `convert` always copies
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise DataError("image", f"{name} cannot be decoded: {error}") from error
     if size is not None and image.size != (size[1], size[0]):

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from farandole.data.agreement import Gather, agree, in_step, together
 from farandole.data.batches import Batch, BatchBuffer, empty_like, fill_up, rows_of
-from farandole.data.fields import plan_fields
+from farandole.data.fields import lengths_in_rows, plan_fields
 from farandole.data.meter import Meter, Metrics
 from farandole.data.order import Order, choose_lanes
 from farandole.data.plans import GlobalPlan, LocalPlan, Policy
@@ -238,7 +238,7 @@ class Loader:
             log.warning(text, len(rows), self._size)
 
     def _look(self) -> None:
-        """Plan the columns; reads the first row group if there are nested columns, whose lengths it decides."""
+        """Plan the columns; reads the first row group if it decides the lengths of arrays."""
         if not self._columns:
             raise ConfigError("columns", "names no column that is to be read")
         source = self._source
@@ -246,9 +246,9 @@ class Loader:
         if first is None:
             raise DataError("", "there are no rows")
         known = [name for name in self._columns if name in source.schema.names]
-        nested = any(pa.types.is_nested(source.schema.field(name).type) for name in known)
-        first_rows = source.read(first, known) if nested else pa.Table.from_batches([], source.schema)
-        self._known = {first: first_rows} if nested else {}
+        needed = any(lengths_in_rows(source.schema.field(name).type) for name in known)
+        first_rows = source.read(first, known) if needed else pa.Table.from_batches([], source.schema)
+        self._known = {first: first_rows} if needed else {}
         self._plan_columns(first_rows)
 
     def _plan_columns(self, few_rows: pa.Table) -> None:

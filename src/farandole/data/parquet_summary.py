@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data.file_systems import Files
+from farandole.data.places import inner_path
 from farandole.data.row_groups import File
 from farandole.masking import mask
 
@@ -87,7 +88,7 @@ def footers_in(summary: Summary, listed: Sequence[File], *, local: bool) -> dict
         runs.setdefault(str(whole.row_group(number).column(0).file_path), []).append(number)
     found = {}
     for file in listed:
-        run = runs.get(posixpath.relpath(file.path, summary.folder), [])
+        run = runs.get(inner_path(file.path, summary.folder), [])
         if not run or run[-1] - run[0] != len(run) - 1 or (local and float(file.mark) > float(summary.file.mark)):
             continue
         footer = Footer(whole, run[0], len(run))

@@ -1,6 +1,7 @@
 """Places of files as users give them, URLs and paths, and the files in local folders."""
 
 import os
+import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import unquote
@@ -10,7 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from farandole.errors import ConfigError, SourceError
 
-__all__ = ["Place", "Places", "files_below", "has_signs", "local_path", "text_of", "texts_of"]
+__all__ = ["Place", "Places", "files_below", "has_signs", "inner_path", "local_path", "text_of", "texts_of"]
 
 Place = str | os.PathLike[str]
 Places = Place | Sequence[Place]
@@ -66,6 +67,13 @@ def _is_chain(url: str) -> bool:
 def has_signs(place: str, *, local: bool = True) -> bool:
     """Return whether a path is a glob; a local path that exists is not, even if it has wildcards in its name."""
     return any(sign in place for sign in _SIGNS) and not (local and os.path.lexists(place))
+
+
+def inner_path(path: str, folder: str) -> str:
+    """Return the path of a file below a folder, relative to the folder."""
+    prefix = f"{folder.rstrip('/')}/"
+    # The usual case; `relpath` takes 15 us.
+    return path[len(prefix) :] if path.startswith(prefix) else posixpath.relpath(path, folder)
 
 
 def files_below(folder: str) -> tuple[list[str], list[str]]:

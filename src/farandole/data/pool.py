@@ -39,7 +39,7 @@ class ReadPool(Generic[A, R]):
         future: Future[R] = Future()
         with self._counting:
             if self._closed.is_set():
-                future.cancel()
+                _end(future)
                 return future
             self._unfinished.add(future)
             self._asked.put((argument, future))
@@ -57,8 +57,8 @@ class ReadPool(Generic[A, R]):
         Returns at once."""
         with self._counting:
             self._closed.set()
-            for future in self._unfinished:
-                future.cancel()
+            while self._unfinished:
+                _end(self._unfinished.pop())
             for _ in self._threads:
                 self._asked.put(None)
 
@@ -94,3 +94,9 @@ class ReadPool(Generic[A, R]):
             name = f"farandole-read-{len(self._threads)}"
             self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
             self._threads[-1].start()
+
+
+def _end(future: "Future[R]") -> None:
+    """Cancel a future that no thread has settled, and tell those who wait for it."""
+    future.cancel()
+    future.set_running_or_notify_cancel()  # `concurrent.futures.wait` waits for this call

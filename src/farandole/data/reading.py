@@ -32,9 +32,10 @@ class Reading:
     shuffle, seed: the order. lanes, window: see `farandole.data.order`; with more lanes than ranks, a rank reads fewer
     row groups; larger windows mix better; both take memory. workers: the number of threads that read; 0: one thread
     reads, and the calling thread gathers the rows of a batch. ahead: the number of rounds that are read before they are
-    needed. timeout: the seconds to wait for a row group. transform: called on a thread with the columns of any number
-    of rows; must return columns of as many rows. processes: the workers are processes, each with a copy of `transform`
-    that it calls with whole row groups; for transforms that hold Python's lock. They are started for each epoch, and
+    needed; more if threads would be idle, unless it is 0. timeout: the seconds to wait for a row group. transform:
+    called on a thread with the columns of any number of rows; must return columns of as many rows. processes: the
+    workers are processes, each with a copy of `transform` that it calls with whole row groups; for transforms that hold
+    Python's lock. They are started for each epoch, and
     every row is copied twice.
     """
 
@@ -97,9 +98,11 @@ def read_pieces(
         # Threads that wait for a store use no processor: one for each request in flight, and a quarter more to decode.
         far = not asked.processes and in_flight(reader.source) > 0
         least = max(1, asked.workers)
-        pool: ReadPool[RowGroup, Columns] = ReadPool(
-            act, lambda: max(least, in_flight(reader.source) * 5 // 4) if far else least
-        )
+
+        def wanted() -> int:
+            return in_flight(reader.source) if far else least
+
+        pool: ReadPool[RowGroup, Columns] = ReadPool(act, lambda: max(least, wanted() * 5 // 4) if far else least)
         stack.callback(pool.close)
         rounds = read_rounds(
             order,
@@ -108,7 +111,7 @@ def read_pieces(
             read=lambda number: pool.submit(groups[number]),
             ahead=asked.ahead,
             timeout=asked.timeout,
-            hungry=lambda: far and pool.unfinished < in_flight(reader.source),
+            hungry=lambda: asked.ahead > 0 and pool.unfinished < wanted(),
         )
         made = (transformed(transform, columns) for columns in rounds)
         # In file order no rows are gathered, so a thread would only pass on the columns that others have read.

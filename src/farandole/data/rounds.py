@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -23,7 +23,7 @@ from farandole.errors import DataError, SourceError
 
 __all__ = ["Columns", "Reader", "Transform", "read_ahead", "read_rounds"]
 
-MOST_AHEAD = 16  # rounds, for remote files
+MOST_AHEAD = 16  # rounds, while there are idle threads
 
 Columns: TypeAlias = dict[str, Values]
 Transform: TypeAlias = Callable[[Columns], Columns]
@@ -137,12 +137,18 @@ def _assemble(
 ) -> Iterator[Columns]:
     rows = _rows_in_pool(order, plan, rank, number, windows)
     deadline = time.monotonic() + timeout
-    found = ((extent, _result(future, deadline, timeout)) for window in windows for extent, future in window.pieces)
+    asked = [piece for window in windows for piece in window.pieces]
+    found = ((extent, _result(future, deadline, timeout)) for extent, future in asked)
     if isinstance(rows, slice):
         # Slices of row groups: no rows are copied, and each row group is awaited only when its rows are due.
         for extent, columns in _within(found, rows):
             yield {name: own_rows(values[extent.first : extent.last]) for name, values in columns.items()}
-    elif pieces := list(found):
+        return
+    # One waiting for all row groups: waking after each would take Python's lock from the threads that decode.
+    ended, _ = wait((future for _, future in asked), timeout, FIRST_EXCEPTION)
+    if failed := next((future for _, future in asked if future in ended and future.exception() is not None), None):
+        failed.result()
+    if pieces := list(found):
         yield {
             name: gather_rows([columns[name][each.first : each.last] for each, columns in pieces], rows, scratch, name)
             for name in pieces[0][1]

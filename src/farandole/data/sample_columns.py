@@ -1,5 +1,6 @@
 """Arrow columns of decoded samples: the first sample decides their types, and all others must have the same."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -111,6 +112,7 @@ def _alike(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> list
     return arrays
 
 
+@functools.cache
 def _shape_of(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
     """Return the shape of arrays, None for one dimension of any length, and the type of their items."""
     if pa.types.is_list(kind):

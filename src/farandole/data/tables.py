@@ -14,6 +14,7 @@ from typing import NoReturn
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from farandole.data.places import inner_path
 from farandole.data.ranges import RangeClient
 from farandole.errors import SourceError
 from farandole.masking import mask
@@ -50,7 +51,7 @@ def refuse_listed_table(folder: str, paths: Iterable[str]) -> None:
 
     Makes no request."""
     for path in paths:
-        inner = posixpath.relpath(path, folder)
+        inner = inner_path(path, folder)
         parts = inner.split("/")
         for kind in _KINDS:
             if kind.mark in parts:
