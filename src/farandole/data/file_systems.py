@@ -212,8 +212,8 @@ class Files:
     def read_here(self, file: File, first: int, last: int) -> bytes:
         """Return bytes `first` to `last` (-1: the end) of a local file; raises as `open` and `check` do.
 
-        For small files, whose reading takes less time than `open` and `check`: each call of the system gives up
-        Python's lock, and threads that decode may keep it."""
+        For small files: it makes four system calls. A thread gives up Python's lock for each one, and has to wait for
+        it afterwards while other threads decode."""
         with self._reading(file):
             opened = os.open(file.path, os.O_RDONLY)
             try:

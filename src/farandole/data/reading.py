@@ -35,8 +35,7 @@ class Reading:
     needed; more if threads would be idle, unless it is 0. timeout: the seconds to wait for a row group. transform:
     called on a thread with the columns of any number of rows; must return columns of as many rows. processes: the
     workers are processes, each with a copy of `transform` that it calls with whole row groups; for transforms that hold
-    Python's lock. They are started for each epoch, and
-    every row is copied twice.
+    Python's lock. They are started for each epoch, and every row is copied twice.
     """
 
     shuffle: bool = True
