@@ -347,12 +347,19 @@ def test_wide_row_groups_are_read_within_a_window(tmp_path: Path) -> None:
     assert max(first) < 100
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_idle_threads_read_ahead_unless_told_not_to(tmp_path: Path, ahead: int) -> None:
+@pytest.mark.parametrize(
+    ("ahead", "row_bytes", "least", "most"), [(1, 8, 16, 27), (0, 8, 10, 12), (1, 64 << 20, 10, 13)]
+)
+def test_idle_threads_read_ahead_within_limits(
+    tmp_path: Path, ahead: int, row_bytes: int, least: int, most: int
+) -> None:
     write_rows(tmp_path, [[1]] * 30)
     reads: list[RowGroup] = []
 
     class Counted(ParquetSource):
+        def nbytes(self, columns: Sequence[str]) -> int:
+            return 30 * row_bytes
+
         def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
             reads.append(row_group)
             return super().read(row_group, columns)
@@ -364,4 +371,4 @@ def test_idle_threads_read_ahead_unless_told_not_to(tmp_path: Path, ahead: int) 
         time.sleep(0.02)  # a step, in which the threads become idle
     batches.close()  # type: ignore[attr-defined]
     # The thread that gathers rounds has made one more, and waits for the next.
-    assert len(reads) >= 16 if ahead else len(reads) <= 12
+    assert least <= len(reads) <= most

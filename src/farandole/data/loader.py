@@ -321,7 +321,8 @@ class Loader:
 
     def _pieces(self, plan: GlobalPlan, rank: int) -> Generator[Columns]:
         known, self._known = self._known, {}
-        return read_pieces(self._reader, self._reading, self._order.epoch(self._epoch), plan, rank, known)
+        order = self._order.epoch(self._epoch)
+        return read_pieces(self._reader, self._reading, order, plan, rank, self._row_bytes, known)
 
     def _fill(self, take: Callable[[int], Columns], own: int, count: int) -> Columns:
         """Return `own` rows, and repeated ones up to `count` rows."""

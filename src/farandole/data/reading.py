@@ -24,6 +24,10 @@ __all__ = ["Reading", "checked_meanwhile", "read_pieces", "transformed"]
 
 T = TypeVar("T")
 
+# Limits of the rounds that are read because threads would be idle.
+_ROUNDS_AHEAD = 16
+_BYTES_AHEAD = 64 << 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
@@ -32,10 +36,10 @@ class Reading:
     shuffle, seed: the order. lanes, window: see `farandole.data.order`; with more lanes than ranks, a rank reads fewer
     row groups; larger windows mix better; both take memory. workers: the number of threads that read; 0: one thread
     reads, and the calling thread gathers the rows of a batch. ahead: the number of rounds that are read before they are
-    needed; more if threads would be idle, unless it is 0. timeout: the seconds to wait for a row group. transform:
-    called on a thread with the columns of any number of rows; must return columns of as many rows. processes: the
-    workers are processes, each with a copy of `transform` that it calls with whole row groups; for transforms that hold
-    Python's lock. They are started for each epoch, and every row is copied twice.
+    needed; up to 64 MiB if threads would be idle, unless it is 0. timeout: the seconds to wait for a row group.
+    transform: called on a thread with the columns of any number of rows; must return columns of as many rows.
+    processes: the workers are processes, each with a copy of `transform` that it calls with whole row groups; for
+    transforms that hold Python's lock. They are started for each epoch, and every row is copied twice.
     """
 
     shuffle: bool = True
@@ -77,11 +81,13 @@ def read_pieces(
     order: EpochOrder,
     plan: GlobalPlan,
     rank: int,
+    row_bytes: int,
     known: dict[RowGroup, pa.Table],
 ) -> Generator[Columns]:
     """Yield the rows of `rank` from `plan.start` on, in pieces of any length, and read ahead.
 
-    Row groups in `known` were read before: each is taken from there once, and not read again."""
+    `row_bytes` is an estimate, for the memory that reading ahead may take. Row groups in `known` were read before: each
+    is taken from there once, and not read again."""
     transform, groups = asked.transform, reader.source.row_groups
 
     def read(group: RowGroup) -> Columns:
@@ -109,8 +115,9 @@ def read_pieces(
             rank,
             read=lambda number: pool.submit(groups[number]),
             ahead=asked.ahead,
+            most_ahead=min(_ROUNDS_AHEAD, _BYTES_AHEAD // (row_bytes * order.order.round_rows)) if asked.ahead else 0,
+            hungry=lambda: pool.unfinished < wanted(),
             timeout=asked.timeout,
-            hungry=lambda: asked.ahead > 0 and pool.unfinished < wanted(),
         )
         made = (transformed(transform, columns) for columns in rounds)
         # In file order no rows are gathered, so a thread would only pass on the columns that others have read.

@@ -23,8 +23,6 @@ from farandole.errors import DataError, SourceError
 
 __all__ = ["Columns", "Reader", "Transform", "read_ahead", "read_rounds"]
 
-MOST_AHEAD = 16  # rounds, while there are idle threads
-
 Columns: TypeAlias = dict[str, Values]
 Transform: TypeAlias = Callable[[Columns], Columns]
 
@@ -82,13 +80,14 @@ def read_rounds(
     *,
     read: Callable[[int], "Future[Columns]"],
     ahead: int,
+    most_ahead: int,
+    hungry: Callable[[], bool],
     timeout: float,
-    hungry: Callable[[], bool] = lambda: False,
 ) -> Iterator[Columns]:
     """Yield the rank's rows of each round from `plan.start` on, in the epoch's order, in one or several pieces.
 
     `read` starts to read a row group and returns its future. The row groups of `ahead` rounds are started before they
-    are needed. After the first round, which must not wait for later ones, up to `MOST_AHEAD` rounds are started while
+    are needed. After the first round, which must not wait for later ones, up to `most_ahead` rounds are started while
     `hungry()` is true. A lane drops a row group when its last row there has been yielded. Raises `SourceError` if a row
     group is not read within `timeout` seconds.
     """
@@ -101,7 +100,7 @@ def read_rounds(
     last = -(-plan.after(plan.steps - 1) // whole.round_rows) if plan.steps else first
     begun = first
     for turn in range(first, last):
-        while begun < last and (begun <= turn + ahead or (first < turn and len(waiting) < MOST_AHEAD and hungry())):
+        while begun < last and (begun <= turn + ahead or (first < turn and len(waiting) < most_ahead and hungry())):
             waiting.append((begun, [_start(order, lane, begun, held[lane], read) for lane in lanes]))
             begun += 1
         number, windows = waiting.popleft()
@@ -146,8 +145,9 @@ def _assemble(
         return
     # One waiting for all row groups: waking after each would take Python's lock from the threads that decode.
     ended, _ = wait((future for _, future in asked), timeout, FIRST_EXCEPTION)
-    if failed := next((future for _, future in asked if future in ended and future.exception() is not None), None):
-        failed.result()
+    for _, future in asked:
+        if future in ended:
+            future.result()  # raises the error of the first that failed, also if an earlier one has not come
     if pieces := list(found):
         yield {
             name: gather_rows([columns[name][each.first : each.last] for each, columns in pieces], rows, scratch, name)
