@@ -96,12 +96,6 @@ std::byte* MpiMesh::grown(std::vector<std::byte>& memory, size_t bytes) {
   return memory.data();
 }
 
-void MpiMesh::start(const char* function, const std::function<int(Handle*)>& call) {
-  Handle request = 0;
-  if (const int code = call(&request); code != 0) fail(function, code);
-  memory_->requests.push_back(request);
-}
-
 void MpiMesh::finish(size_t bytes) {
   const uint64_t begin = now_ns();
   try {

@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -60,7 +59,12 @@ class MpiMesh {
   [[nodiscard]] Handle comm() const { return comm_->handle(); }
 
   /// Starts a nonblocking call. `call` receives the address for its request. Throws Error: Fabric, or PeerLost.
-  void start(const char* function, const std::function<int(Handle*)>& call);
+  template <class Call>
+  void start(const char* function, Call call) {
+    Handle request = 0;
+    if (const int code = call(&request); code != 0) fail(function, code);
+    memory_->requests.push_back(request);
+  }
   /// Waits for all started calls, which move about `bytes`. Throws what the guard throws, or Error (Fabric). After an
   /// error this process does not use MPI any more.
   void finish(size_t bytes);
@@ -70,11 +74,17 @@ class MpiMesh {
   [[nodiscard]] std::byte* received(size_t bytes) { return grown(memory_->received, bytes); }
   [[nodiscard]] std::vector<int>& counts() { return memory_->counts; }
   [[nodiscard]] std::vector<int>& places() { return memory_->places; }
+  [[nodiscard]] std::vector<std::span<const std::byte>>& sent() { return memory_->sent; }
+  [[nodiscard]] std::vector<std::span<std::byte>>& slots() { return memory_->slots; }
+  [[nodiscard]] std::vector<const void*>& sources() { return memory_->sources; }
 
  private:
   struct Memory {
     std::vector<std::byte> packed, received;
     std::vector<int> counts, places;
+    std::vector<std::span<const std::byte>> sent;  // one entry per rank, as in `slots` and `sources`
+    std::vector<std::span<std::byte>> slots;
+    std::vector<const void*> sources;
     std::vector<Handle> requests;
   };
   static std::byte* grown(std::vector<std::byte>& memory, size_t bytes);
