@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from farandole.errors import DataError
 
-__all__ = ["check_columns", "column_of", "columns_of", "numbers_of", "schema_of", "stacked"]
+__all__ = ["Stack", "check_columns", "column_of", "columns_of", "numbers_of", "schema_of"]
 
 _PLAIN = {pa.int64(): int, pa.float64(): float, pa.bool_(): bool}
 # Arrow's `to_pandas_dtype` imports pandas, or fails without it.
@@ -79,12 +79,30 @@ def column_of(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> p
     return made
 
 
-def stacked(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> NDArray[Any]:
-    """Return arrays of one shape as one read-only array (samples, *shape); raises as `columns_of` does."""
-    arrays = _alike(values, names, field)
-    rows = arrays[0][np.newaxis] if len(arrays) == 1 else np.stack(arrays)
-    rows.flags.writeable = False  # the memory may be the user's
-    return rows
+class Stack:
+    """Rows of one column of arrays of one shape; each is copied when it is added, unless `rows`, their number, is 1."""
+
+    def __init__(self, field: pa.Field, rows: int) -> None:
+        self._field, self._expected, self._count = field, rows, 0
+        self._held: NDArray[Any] = np.empty(0)
+
+    def add(self, value: Any, name: str) -> None:
+        """Add the array of sample `name`; raises as `columns_of` does."""
+        (array,) = _alike([value], [name], self._field)
+        if not self._count and self._expected == 1:
+            self._held = array[np.newaxis]
+        else:
+            if not self._count:
+                self._held = np.empty((self._expected, *array.shape), array.dtype)
+            elif self._count == len(self._held):  # more rows than expected, which the reader refuses
+                self._held = np.resize(self._held, (2 * self._count, *array.shape))
+            self._held[self._count] = array
+        self._count += 1
+
+    def rows(self) -> NDArray[Any]:
+        """Return the rows as one read-only array, because the memory may be the user's."""
+        self._held.flags.writeable = False
+        return self._held[: self._count]
 
 
 def numbers_of(values: Sequence[Any], kind: pa.DataType) -> NDArray[Any] | None:

@@ -2,9 +2,8 @@
 
 import fnmatch
 import io
-import itertools
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -19,7 +18,7 @@ from farandole.data.function_keys import key_of
 from farandole.data.places import Places, texts_of
 from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup, RowGroups, rows_in
-from farandole.data.sample_columns import check_columns, column_of, columns_of, numbers_of, schema_of, stacked
+from farandole.data.sample_columns import Stack, check_columns, column_of, columns_of, numbers_of, schema_of
 from farandole.data.sample_formats import FORMATS, Block, Decode, Format, Images, Json, Lines, Shards, Whole, format_of
 from farandole.data.store_urls import is_local
 from farandole.data.values import Values
@@ -103,9 +102,9 @@ class FileSource:
         self.row_groups: Sequence[RowGroup] = RowGroups(listed, counts, rows)
         if not self.row_groups:
             raise DataError("", "there are no samples in these files")
-        first = together(lambda: self._decoded(self.row_groups[0], most=1), gather)
-        self.schema = together(lambda: schema_of(first[0][1], first[0][0]), gather)
-        self._row_bytes = columns_of([first[0][1]], [first[0][0]], self.schema)
+        name, first = together(lambda: next(self._decoded(self.row_groups[0])), gather)
+        self.schema = together(lambda: schema_of(first, name), gather)
+        self._row_bytes = columns_of([first], [name], self.schema)
 
     def identity(self, row_group: RowGroup) -> str:
         """See `farandole.data.row_groups.identity_of`; raises `ConfigError` if `decode` cannot be pickled."""
@@ -142,24 +141,38 @@ class FileSource:
         """Read and decode samples; raises `SourceError` naming the file, `DataError` naming the sample.
 
         Errors of the user's function are raised with a note that names the sample."""
-        decoded = self._decoded(row_group)
+        decoded = list(self._decoded(row_group))
         table = columns_of([sample for _, sample in decoded], [name for name, _ in decoded], self.schema)
         return table.select(list(columns))
 
     def columns(self, row_group: RowGroup, fields: Sequence[Field]) -> dict[str, Values]:
         """Read, decode and convert samples; raises as `read` and `Field.values` do.
 
-        Most columns are converted without Arrow, which would add a sixth of the time of decoding a small image."""
-        decoded = self._decoded(row_group)
-        samples, names = [sample for _, sample in decoded], [name for name, _ in decoded]
-        check_columns(samples, names, self.schema)
-        return {field.name: self._values(field, samples, names) for field in fields}
+        Most columns are converted without Arrow, which would add a sixth of the time of decoding a small image. Arrays
+        are copied while they are in the processor's cache: the next sample is decoded afterwards."""
+        kinds = {field.name: self.schema.field(field.name) for field in fields}
+        stacks = {
+            field.name: Stack(kinds[field.name], row_group.rows)
+            for field in fields
+            if isinstance(field, Arrays) and pa.types.is_fixed_size_list(kinds[field.name].type)
+        }
+        names: list[str] = []
+        others: dict[str, list[Any]] = {field.name: [] for field in fields if field.name not in stacks}
+        for name, sample in self._decoded(row_group):
+            check_columns([sample], [name], self.schema)
+            names.append(name)
+            for column, stack in stacks.items():
+                stack.add(sample[column], name)
+            for column, values in others.items():
+                values.append(sample[column])
+        return {
+            field.name: stacks[field.name].rows()
+            if field.name in stacks
+            else self._converted(field, others[field.name], names, kinds[field.name])
+            for field in fields
+        }
 
-    def _values(self, field: Field, samples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Values:
-        kind = self.schema.field(field.name)
-        values = [sample[field.name] for sample in samples]
-        if isinstance(field, Arrays) and pa.types.is_fixed_size_list(kind.type):
-            return stacked(values, names, kind)
+    def _converted(self, field: Field, values: Sequence[Any], names: Sequence[str], kind: pa.Field) -> Values:
         numbers = numbers_of(values, kind.type) if isinstance(field, Numbers) else None
         if numbers is not None:
             return numbers
@@ -172,16 +185,15 @@ class FileSource:
         """Check all files of known size; raises `SourceError` for one that has changed or vanished."""
         self._files.check([file for file in self._listed if file.size >= 0])
 
-    def _decoded(self, row_group: RowGroup, most: int | None = None) -> list[tuple[str, Mapping[str, Any]]]:
-        made: list[tuple[str, Mapping[str, Any]]] = []
-        path = row_group.file.path
-        for name, sample in itertools.islice(self._format.samples(self._bytes(row_group), path), most):
+    def _decoded(self, row_group: RowGroup) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield name and columns of each sample."""
+        for name, sample in self._format.samples(self._bytes(row_group), row_group.file.path):
             try:
-                made.append((name, self._decode(sample)))
+                decoded = self._decode(sample)
             except Exception as error:
                 error.add_note(f"in decoding {name}")
                 raise
-        return made
+            yield name, decoded
 
     def _bytes(self, row_group: RowGroup) -> bytes:
         file = row_group.file

@@ -20,6 +20,7 @@ __all__ = [
 ]
 
 ALIGNMENT = 64  # bytes
+_LARGE_ROW = 16 << 10  # bytes from which copying a row takes longer than finding it
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +102,18 @@ def own_rows(values: Values) -> Values:
 def gather_rows(parts: list[Values], rows: NDArray[np.int64], scratch: dict[str, NDArray[Any]], name: str) -> Values:
     """Return a copy of these rows, in this order; rows are numbered over all parts, laid end to end.
 
-    Arrays are concatenated in `scratch[name]`, which is replaced if it is too small or of another type. The type of the
-    result holds the values of all parts."""
+    Arrays of small rows are concatenated in `scratch[name]`, which is replaced if it is too small or of another type.
+    The type of the result holds the values of all parts."""
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if not arrays or len(parts) == 1:
         return pick_rows(join_values(parts), rows)
     kind = np.result_type(*{array.dtype for array in arrays})
     count = sum(len(array) for array in arrays)
-    if count == len(arrays):  # one row per part, as with image files: copied once
+    if count == len(arrays) or arrays[0].nbytes >= _LARGE_ROW * len(arrays[0]):
+        # Large rows, such as images, are copied once, one by one.
         picked = empty_aligned((len(rows), *arrays[0].shape[1:]), kind)
-        return np.concatenate([arrays[row] for row in rows.tolist()], out=picked) if len(rows) else picked
+        single = [array[row : row + 1] for array in arrays for row in range(len(array))]
+        return np.concatenate([single[row] for row in rows.tolist()], out=picked) if len(rows) else picked
     if name not in scratch or len(scratch[name]) < count or scratch[name].dtype != kind:
         scratch[name] = np.empty((count, *arrays[0].shape[1:]), kind)
     return pick_rows(np.concatenate(arrays, out=scratch[name][:count]), rows)
