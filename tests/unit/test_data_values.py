@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 pytest.importorskip("pyarrow")
@@ -32,3 +34,14 @@ def test_memory_is_reused() -> None:
     first = scratch["x"]
     gather_rows([np.arange(2), np.arange(1)], np.arange(3), scratch, "x")
     assert scratch["x"] is first
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=5), st.integers(0, 2**32))
+def test_large_rows_are_gathered_without_scratch_memory(counts: list[int], seed: int) -> None:
+    random, scratch = np.random.default_rng(seed), dict[str, NDArray[np.generic]]()
+    parts = [random.integers(0, 256, (count, 4, 4096), np.uint8) for count in counts]
+    rows = random.permutation(sum(counts))[: random.integers(0, sum(counts) + 1)]
+    gathered = gather_rows([*parts], rows, scratch, "x")
+    assert isinstance(gathered, np.ndarray)
+    assert np.array_equal(gathered, np.concatenate(parts)[rows])
+    assert not scratch
