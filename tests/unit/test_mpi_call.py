@@ -54,7 +54,8 @@ def rank() -> int:
 
 
 def show(text: str, *, end: str) -> tuple[int, str, bool]:
-    print("shown", flush=True)
+    sys.stdout.write("shown\n")  # in one piece, unlike print(): the other rank writes to the same pipe
+    sys.stdout.flush()
     return rank(), text + end, mpi_worker.SECRET in os.environ
 
 
