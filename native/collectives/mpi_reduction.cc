@@ -104,8 +104,7 @@ void reduce_by_mpi(MpiMesh& mesh, const Piece& piece, DType dtype, const Reducti
     reduce_one(dtype, {reduction.op, 1, reduction.postscale, reduction.divisor}, piece.out, piece.out, count);
 }
 
-/// Gathers all inputs on every rank and reduces them. Small reductions spend most of their time here and in MPI, so it
-/// allocates no memory when it is called again.
+/// Gathers all inputs on every rank and reduces them. A direct exchange allocates no memory when it is repeated.
 void reduce_gathered(MpiMesh& mesh, const Piece& piece, DType dtype, const Reduction& reduction) {
   const auto size = static_cast<size_t>(mesh.size());
   std::byte* slot = mesh.received(piece.bytes * size);

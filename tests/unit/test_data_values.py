@@ -45,3 +45,11 @@ def test_large_rows_are_gathered_without_scratch_memory(counts: list[int], seed:
     assert isinstance(gathered, np.ndarray)
     assert np.array_equal(gathered, np.concatenate(parts)[rows])
     assert not scratch
+
+
+def test_an_empty_part_does_not_make_small_rows_large() -> None:
+    scratch: dict[str, NDArray[np.generic]] = {}
+    gathered = gather_rows([np.arange(0), np.arange(4), np.arange(2)], np.array([5, 0, 3]), scratch, "x")
+    assert isinstance(gathered, np.ndarray)
+    assert gathered.tolist() == [1, 0, 3]
+    assert len(scratch["x"]) == 6

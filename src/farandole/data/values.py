@@ -109,7 +109,7 @@ def gather_rows(parts: list[Values], rows: NDArray[np.int64], scratch: dict[str,
         return pick_rows(join_values(parts), rows)
     kind = np.result_type(*{array.dtype for array in arrays})
     count = sum(len(array) for array in arrays)
-    if count == len(arrays) or arrays[0].nbytes >= _LARGE_ROW * len(arrays[0]):
+    if count == len(arrays) or sum(array.nbytes for array in arrays) >= _LARGE_ROW * count:
         # Large rows, such as images, are copied once, one by one.
         picked = empty_aligned((len(rows), *arrays[0].shape[1:]), kind)
         single = [array[row : row + 1] for array in arrays for row in range(len(array))]
