@@ -106,6 +106,7 @@ struct Loop {
   static constexpr size_t kWidth = Codec::kWidth;
   // Independent chains that hide the latency of a conversion and an addition.
   static constexpr size_t kUnrolled = 4;
+  static constexpr size_t kStep = kUnrolled * kWidth;
 
   struct Factors {
     Math prescale, postscale, divisor;
@@ -168,9 +169,9 @@ struct Loop {
     if constexpr (kTwice) store(sums, also, factors);
   }
 
-  // Reduces a part of a register through a padded one; the padding is never stored.
-  static void rest(const ReduceJob& job, const Factors& factors, size_t at) {
-    const size_t bytes = (job.count - at) * sizeof(Stored);
+  // Reduces a part of a register, up to element `end`, through a padded one; the padding is never stored.
+  static void part(const ReduceJob& job, const Factors& factors, size_t at, size_t end) {
+    const size_t bytes = (end - at) * sizeof(Stored);
     Stored padded[kWidth] = {};
     __builtin_memcpy(padded, static_cast<const Stored*>(job.sources[0]) + at, bytes);
     Lanes sum = first(Codec::load(padded), factors);
@@ -183,12 +184,21 @@ struct Loop {
     if (job.also != nullptr) __builtin_memcpy(static_cast<Stored*>(job.also) + at, padded, bytes);
   }
 
+  // The number of elements before those whose stores to `dst` are aligned; 0 if aligning them is not worth its time.
+  // A store across two cache lines costs twice, and more if other processors have read them.
+  static size_t unaligned(const ReduceJob& job) {
+    constexpr size_t kStored = kWidth * sizeof(Stored);
+    const size_t past = reinterpret_cast<uintptr_t>(job.dst) % kStored;
+    if (past == 0 || past % sizeof(Stored) != 0 || job.count < 16 * kStep) return 0;
+    return (kStored - past) / sizeof(Stored);
+  }
+
   template <bool kTwice>
   static void all(const ReduceJob& job) {
     const Factors factors{static_cast<Math>(job.prescale), static_cast<Math>(job.postscale),
                           static_cast<Math>(job.divisor)};
-    constexpr size_t kStep = kUnrolled * kWidth;
-    size_t at = 0;
+    size_t at = unaligned(job);
+    if (at > 0) part(job, factors, 0, at);
     if (job.source_count == 2) {
       const Stored* a = static_cast<const Stored*>(job.sources[0]);
       const Stored* b = static_cast<const Stored*>(job.sources[1]);
@@ -206,7 +216,7 @@ struct Loop {
       block<1, kTwice>(job, factors, at);
     }
     if (at < job.count) {
-      rest(job, factors, at);
+      part(job, factors, at, job.count);
     }
   }
 

@@ -153,7 +153,7 @@ void Calls::start(std::span<const OperationPtr> operations, std::span<const Tens
   sweep_references();  // only after submit(), which refuses a forked child: such a child must not take locks
 }
 
-std::optional<Handle> Calls::run(Entry& entry, Kind kind, std::span<const Tensors> tensors) {
+std::optional<Handle> Calls::perform(Entry& entry, Kind kind, std::span<const Tensors> tensors) {
   std::optional<Handle> handle;
   if (is_sized_by_plan(kind) || kind == Kind::Join) handle.emplace(engine_, entry.given);
   bool done = false;
@@ -205,6 +205,7 @@ void Calls::wait_for_submissions() {
 }
 
 void Calls::shutdown() {
+  known_.clear();  // Python's requests may refer to what owns this object
   {
     const nb::gil_scoped_release released;
     engine_->shutdown();
@@ -218,23 +219,36 @@ void Calls::shutdown() {
   engine_->wait_for_callers();
 }
 
-std::optional<Handle> Calls::run(const RequestView& request, nb::handle input, nb::handle output) {
-  Entry once;
+std::optional<Handle> Calls::run_one(const RequestView& request, Entry& entry, nb::handle input, nb::handle output) {
+  const Tensors tensors = tensors_of(request.kind, request.name, input, output);
+  if (tensors.input.device != nullptr) return finished(start_staged(request, {&request.name, 1}, {&tensors, 1}));
+  prepare(entry, request, {&tensors, 1});
+  return perform(entry, request.kind, {&tensors, 1});
+}
+
+std::optional<Handle> Calls::run(nb::handle given, nb::handle name, nb::handle input, nb::handle output) {
+  const auto at = known_.find(given.ptr());
+  if (at != known_.end() && at->second.name.is(name) && !at->second.entry->busy) {
+    const RequestView request = at->second.view;  // a copy, because another thread may call shutdown()
+    return run_one(request, *at->second.entry, input, output);
+  }
+  const ReadRequest read(given, text_of(name));
+  const RequestView& request = read.view();
   // A join must follow all operations that were started before.
   if (request.kind == Kind::Join) wait_for_submissions();
+  Entry once;
   if (!request.grouped) {
-    const Tensors tensors = tensors_of(request.kind, request.name, input, output);
-    if (tensors.input.device != nullptr) return finished(start_staged(request, {&request.name, 1}, {&tensors, 1}));
     Entry& entry = entry_of(request, once);
-    prepare(entry, request, {&tensors, 1});
-    return run(entry, request.kind, {&tensors, 1});
+    if (&entry != &once && known_.size() < capacity_)
+      known_.try_emplace(given.ptr(), nb::borrow(given), nb::borrow(name), request, &entry);
+    return run_one(request, entry, input, output);
   }
   const std::vector<Tensors> tensors = members_of(request, input, output);
   if (tensors.empty()) return std::nullopt;
   if (any_on_device(tensors)) return finished(start_staged(request, {}, tensors));
   Entry& entry = entry_of(request, once);
   prepare(entry, request, tensors);
-  return run(entry, request.kind, tensors);
+  return perform(entry, request.kind, tensors);
 }
 
 Handle Calls::start(const RequestView& request, nb::handle input, nb::handle output, bool wake) {

@@ -29,10 +29,11 @@ class Calls {
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const { return engine_; }
   [[nodiscard]] const std::shared_ptr<SharedStaging>& staging() const { return staging_; }
 
-  /// Performs `request` and blocks until it has completed. `input` and `output` are tensors, which may be the same, or
-  /// sequences of tensors for a group. If the engine allocates the results, `output` is None or an empty sequence.
-  /// Returns a handle unless the output holds the whole result.
-  std::optional<Handle> run(const RequestView& request, nanobind::handle input, nanobind::handle output);
+  /// Performs `request`, a Request of Python's, under the name `name` and blocks until it has completed. `input` and
+  /// `output` are tensors, which may be the same, or sequences of tensors for a group. If the engine allocates the
+  /// results, `output` is None or an empty sequence. Returns a handle unless the output holds the whole result.
+  std::optional<Handle> run(nanobind::handle request, nanobind::handle name, nanobind::handle input,
+                            nanobind::handle output);
 
   /// Starts `request`. Without `wake`, no progress is made until a thread waits. If an error is thrown, no member of
   /// the group was started.
@@ -57,6 +58,13 @@ class Calls {
     size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
   };
 
+  /// A request that has an entry, and need not be read again: Python's objects are immutable, and kept.
+  struct Known {
+    nanobind::object request, name;
+    RequestView view;
+    Entry* entry;
+  };
+
   /// One tensor and the place of its result.
   struct Tensors {
     Captured input;                  // empty for a barrier and a join
@@ -75,7 +83,9 @@ class Calls {
   /// Returns the entry of that name, or `once` if it cannot be kept.
   [[nodiscard]] Entry& entry_of(const RequestView& request, Entry& once);
   void prepare(Entry& entry, const RequestView& request, std::span<const Tensors> tensors);
-  std::optional<Handle> run(Entry& entry, Kind kind, std::span<const Tensors> tensors);
+  std::optional<Handle> run_one(const RequestView& request, Entry& entry, nanobind::handle input,
+                                nanobind::handle output);
+  std::optional<Handle> perform(Entry& entry, Kind kind, std::span<const Tensors> tensors);
   void start(std::span<const OperationPtr> operations, std::span<const Tensors> tensors, bool wake);
   /// Starts operations of which some are on a device. `names` holds a name per tensor, unless they form a group.
   Handle start_staged(const RequestView& request, std::span<const std::string_view> names,
@@ -84,7 +94,8 @@ class Calls {
 
   std::shared_ptr<Engine> engine_;
   size_t capacity_;
-  Kept singles_, groups_;
+  Kept singles_, groups_;                        // entries are never moved or removed
+  std::unordered_map<PyObject*, Known> known_;  // by Python's object of the request
   std::shared_ptr<SharedStaging> staging_;
 };
 

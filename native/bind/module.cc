@@ -74,11 +74,6 @@ void translate(const std::exception_ptr& raised, void*) {
   }
 }
 
-std::optional<Handle> run(Calls& calls, nb::handle request, nb::handle name, nb::handle input, nb::handle output) {
-  const ReadRequest read(request, text_of(name));
-  return calls.run(read.view(), input, output);
-}
-
 Handle start(Calls& calls, nb::handle request, nb::handle name, nb::handle input, nb::handle output, bool wake) {
   if (PyUnicode_Check(name.ptr())) {
     const ReadRequest read(request, text_of(name));
@@ -245,7 +240,7 @@ void define_engine(nb::module_& m) {
            nb::sig("def start(self, request: farandole.core.operations.request.Request, name: str | Sequence[str], "
                    "input: object | None, "
                    "output: object | None, wake: bool = True) -> Handle"))
-      .def("run", &run, "request"_a, "name"_a, "input"_a.none(), "output"_a.none(),
+      .def("run", &Calls::run, "request"_a, "name"_a, "input"_a.none(), "output"_a.none(),
            nb::sig("def run(self, request: farandole.core.operations.request.Request, name: str, input: object | None, "
                    "output: object | None) "
                    "-> Handle | None"))

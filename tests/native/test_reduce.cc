@@ -137,6 +137,8 @@ void test_dtype(DType dtype) {
       }
       check_shape<T>(dtype, reduction, {sources, 1031, 1, -1}, random);
       check_shape<T>(dtype, reduction, {sources, 1024, 0, static_cast<int>(sources) - 1}, random);
+      // Long enough for stores to be aligned.
+      check_shape<T>(dtype, reduction, {sources, 5003, 3 * sizeof(T), 0}, random);
     }
   }
   check_shape<T>(dtype, {.op = ReduceOp::Sum}, {2, 300'007, 4, 0}, random);
