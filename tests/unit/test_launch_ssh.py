@@ -300,8 +300,9 @@ def test_messages_that_are_stopped() -> None:
     messages.stop()  # closed already
 
 
-def test_a_host_with_another_python_is_named(tmp_path: Path) -> None:
+def test_a_host_with_another_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its path is the same, as that of the system's Python on hosts of different age."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # it would be carried over, and replace that of the host
     (tmp_path / "sitecustomize.py").write_text("import platform\nplatform.python_version = lambda: '3.9.2'\n")
     shell = stand_in(tmp_path, f"export PYTHONPATH={tmp_path}\n")
     told = f"{sys.executable} is Python 3.9.2 there, and {platform.python_version()} on"
