@@ -24,7 +24,7 @@ import torch
 import torch.utils.data
 from comparison import OURS
 from PIL import Image
-from race import race, record
+from race import race, record, spread
 
 from farandole.data import Loader, Reading, files
 from farandole.data.images import decode_image
@@ -44,6 +44,7 @@ try:
 except ImportError:
     streaming = None
 
+PROCESSES = f"{OURS}, processes"
 SIZE, BATCH, CLASSES, SHARD = (224, 224), 64, 10, 250
 
 
@@ -180,14 +181,17 @@ def main() -> None:
             f"folder of {count} images": race(
                 {
                     OURS: timed(lambda: ours(images, "image", threads), count),
-                    f"{OURS}, processes": timed(lambda: ours(images, "image", processes), count),
+                    PROCESSES: timed(lambda: ours(images, "image", processes), count),
                     "torch DataLoader": timed(lambda: theirs(images, workers), count),
                     **peers_of(images, Path(scratch), workers, count),
                 },
                 asked.rounds,
             )
         }
-        contenders = {OURS: timed(lambda: ours(shards, "jpg", threads), count)}
+        contenders = {
+            OURS: timed(lambda: ours(shards, "jpg", threads), count),
+            PROCESSES: timed(lambda: ours(shards, "jpg", processes), count),
+        }
         if webdataset is None:
             print("WebDataset is not installed and left out")
         else:
@@ -196,6 +200,8 @@ def main() -> None:
     for title, each in races.items():
         print(title)
         print(each.report())
+        for name, ratios in each.ratios(PROCESSES).items():
+            print(f"  {f'{name} : {PROCESSES}':<48} {spread(ratios)}")
         for name, seconds in each.seconds.items():
             print(f"  {name:<32} {count / sorted(seconds)[len(seconds) // 2]:.0f} samples/s")
     print(record("files", races, ["torch", "pillow", "webdataset", "datasets", "mosaicml-streaming", "pyarrow"]))

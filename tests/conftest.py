@@ -114,9 +114,16 @@ def leak_police(request: pytest.FixtureRequest) -> Iterator[None]:
         _end_spark()  # it would open connections in this test
     before = Snapshot.take()
     yield
+    _end_reading_processes()
     leaks = before.leaks(shared_session=with_spark)
     if leaks:
         pytest.fail("the test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+def _end_reading_processes() -> None:
+    """End the processes that wait for another loader; they may stay for a minute."""
+    if "farandole.data.process_pool" in sys.modules:
+        sys.modules["farandole.data.process_pool"].end_idle()
 
 
 @pytest.fixture(scope="session")

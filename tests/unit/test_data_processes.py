@@ -2,8 +2,10 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,8 @@ pytest.importorskip("pyarrow")
 
 import pandas as pd
 
-from farandole.data import FeedLoader, Loader, ParquetSource, Reading, make_batch_reader
+from farandole.data import FeedLoader, Loader, ParquetSource, Reading, make_batch_reader, process_pool
+from farandole.data.batches import rows_of
 from farandole.data.rounds import Columns
 from farandole.data.transform import TransformSpec
 from farandole.errors import ConfigError, DataError, SourceError
@@ -74,17 +77,40 @@ def refuse(columns: Columns) -> Columns:
     raise DataError("row", "is not to my taste")
 
 
+def make_functions(columns: Columns) -> Columns:
+    return {"row": np.array([lambda: None] * rows_of(columns), object)}
+
+
+def refuse_to_load() -> Callable[[Columns], Columns]:
+    raise ImportError("I am strange")
+
+
+class Strange:
+    """A transform that another process cannot load."""
+
+    def __call__(self, columns: Columns) -> Columns:
+        return columns
+
+    def __reduce__(self) -> Any:
+        return refuse_to_load, ()
+
+
 @pytest.mark.parametrize(
     ("transform", "error", "text"),
     [
         (die, SourceError, r"row group 0 of .*part-000.parquet: the process that read it ended \(signal 9\)"),
         (break_oddly, RuntimeError, "Odd: one"),
+        (make_functions, (AttributeError, PicklingError), "lambda"),  # by version of Python
+        (Strange(), ImportError, "I am strange"),
         (refuse, DataError, "column 'row': is not to my taste"),
         (lambda columns: {"row": columns["row"][:1]}, DataError, "the transform made 1 rows of 5"),
     ],
 )
 def test_what_goes_wrong_there_is_raised_here(
-    tmp_path: Path, transform: Callable[[Columns], Columns], error: type[Exception], text: str
+    tmp_path: Path,
+    transform: Callable[[Columns], Columns],
+    error: type[Exception] | tuple[type[Exception], ...],
+    text: str,
 ) -> None:
     write_rows(tmp_path, [[5]])
     loader = loader_of(tmp_path, transform)
@@ -93,12 +119,71 @@ def test_what_goes_wrong_there_is_raised_here(
     assert loader.epoch == 0
 
 
-def test_an_epoch_that_is_left_leaves_no_process(tmp_path: Path) -> None:
+def test_the_rest_of_an_epoch_that_was_left(tmp_path: Path) -> None:
     write_rows(tmp_path, RAGGED["many small"])
     loader = loader_of(tmp_path, None, lanes=2, window=4)
-    next(iter(loader))  # the police looks for its children
+    next(iter(loader))
     rest = [int(row) for batch in loader for row in np.asarray(batch["row"])]
     assert len(rest) == loader.rows - 20
+
+
+def mark(columns: Columns) -> Columns:
+    return {"row": columns["row"], "pid": np.full(rows_of(columns), os.getpid())}
+
+
+def pids_of(loader: Loader) -> set[int]:
+    return {int(pid) for batch in loader for pid in np.asarray(batch["pid"])}
+
+
+def test_processes_are_used_again_unless_they_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path, [[5]])
+    loader = loader_of(tmp_path, mark)
+    (first,) = pids_of(loader)
+    assert pids_of(loader) == pids_of(loader_of(tmp_path, lambda columns: mark(columns))) == {first}
+    os.kill(first, signal.SIGKILL)
+    monkeypatch.setattr(process_pool, "_IDLE", 0.1)
+    (second,) = pids_of(loader)
+    os.waitid(os.P_PID, second, os.WEXITED | os.WNOWAIT)  # it had nothing to do
+    assert pids_of(loader).isdisjoint({first, second})
+
+
+def test_a_forked_process_leaves_them_to_its_parent(tmp_path: Path) -> None:
+    write_rows(tmp_path, [[5]])
+    loader = loader_of(tmp_path, mark)
+    before = pids_of(loader)
+    child = os.fork()
+    if child == 0:
+        process_pool.end_idle()
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
+    assert pids_of(loader) == before
+
+
+def test_a_process_that_hangs_is_killed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path, [[5], [5]])
+    monkeypatch.setattr(process_pool, "_PATIENCE", 0.1)
+    hangs = tmp_path / "hangs"
+
+    def hang(columns: Columns) -> Columns:
+        if 5 in np.asarray(columns["row"]):
+            hangs.touch()
+            time.sleep(600)
+        return mark(columns)
+
+    batches = iter(
+        Loader(
+            ParquetSource(str(tmp_path)),
+            batch_size=5,
+            policy="join",
+            reading=Reading(transform=hang, processes=True, workers=2, shuffle=False),
+        )
+    )
+    next(batches)
+    deadline = time.monotonic() + 60
+    while not hangs.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    batches.close()  # type: ignore[attr-defined]  # the police looks for the process
 
 
 def double(frame: pd.DataFrame) -> pd.DataFrame:

@@ -3,9 +3,8 @@
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from functools import partial
 from typing import Generic, TypeVar
 
 __all__ = ["PATIENCE", "ReadPool"]
@@ -65,7 +64,11 @@ class ReadPool(Generic[A, R]):
     def close(self) -> None:
         """Cancel all unfinished calls, and wait up to `PATIENCE` seconds in all for the threads to end."""
         self.cancel()
-        deadline = time.monotonic() + PATIENCE
+        self.join(PATIENCE)
+
+    def join(self, seconds: float) -> None:
+        """Wait up to `seconds` in all for the threads of a cancelled pool to end."""
+        deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -75,18 +78,28 @@ class ReadPool(Generic[A, R]):
             if self._closed.is_set():
                 continue
             try:
-                settle = partial(future.set_result, self._act(argument))
+                result: R | BaseException = self._act(argument)
             except BaseException as error:
-                settle = partial(future.set_exception, error)  # raised by `future.result()`
-            with self._counting:
-                if self._closed.is_set():
-                    continue  # the call was cancelled meanwhile
-                settle()
+                result = error
+            if not self._settle([(future, result)]):
+                return
+
+    def _settle(self, results: Iterable[tuple["Future[R]", R | BaseException]]) -> bool:
+        """Give the futures their results or errors; return False if this thread must end, as others suffice."""
+        with self._counting:
+            if self._closed.is_set():
+                return True  # the calls were cancelled meanwhile
+            for future, result in results:
+                if isinstance(result, BaseException):
+                    future.set_exception(result)  # raised by `future.result()`
+                else:
+                    future.set_result(result)
                 self._unfinished.remove(future)
-                if len(self._threads) > self._wanted():
-                    self._threads.remove(threading.current_thread())
-                    return
-                self._enlarge()
+            if len(self._threads) > self._wanted():
+                self._threads.remove(threading.current_thread())
+                return False
+            self._enlarge()
+        return True
 
     def _enlarge(self) -> None:
         """Start a thread if there are more unfinished calls than threads, and one more thread is useful."""

@@ -14,7 +14,7 @@ from farandole.data.fields import FieldOptions
 from farandole.data.order import EpochOrder
 from farandole.data.plans import GlobalPlan
 from farandole.data.pool import ReadPool
-from farandole.data.reading_process import ReadingProcesses
+from farandole.data.process_pool import ProcessPool
 from farandole.data.rounds import Columns, Reader, Transform, read_ahead, read_rounds
 from farandole.data.row_groups import RowGroup, in_flight
 from farandole.data.settings import check_count, check_seconds
@@ -39,7 +39,7 @@ class Reading:
     needed; up to 64 MiB if threads would be idle, unless it is 0. timeout: the seconds to wait for a row group.
     transform: called on a thread with the columns of any number of rows; must return columns of as many rows.
     processes: the workers are processes, each with a copy of `transform` that it calls with whole row groups; for
-    transforms that hold Python's lock. They are started for each epoch, and every row is copied twice.
+    functions that hold Python's lock. They wait for a minute after an epoch for the next; every row is copied twice.
     """
 
     shuffle: bool = True
@@ -95,11 +95,6 @@ def read_pieces(
         return reader(group) if table is None else reader.convert(group, table)
 
     with ExitStack() as stack:
-        act: Callable[[RowGroup], Columns] = read
-        if asked.processes:
-            act = processes = ReadingProcesses(partial(_read_transformed, reader, transform), asked.workers)
-            stack.callback(processes.close)
-            transform = None
         # Threads that wait for a store use no processor: one for each request in flight, and a quarter more to decode.
         far = not asked.processes and in_flight(reader.source) > 0
         least = max(1, asked.workers)
@@ -107,7 +102,12 @@ def read_pieces(
         def wanted() -> int:
             return in_flight(reader.source) if far else least
 
-        pool: ReadPool[RowGroup, Columns] = ReadPool(act, lambda: max(least, wanted() * 5 // 4) if far else least)
+        pool: ReadPool[RowGroup, Columns]
+        if asked.processes:
+            pool = ProcessPool(partial(_read_transformed, reader, transform), asked.workers, row_bytes)
+            transform = None
+        else:
+            pool = ReadPool(read, lambda: max(least, wanted() * 5 // 4) if far else least)
         stack.callback(pool.close)
         rounds = read_rounds(
             order,

@@ -1,117 +1,126 @@
-"""Processes that read and transform row groups, for transforms that hold Python's lock.
+"""The child's side of `farandole.data.process_pool`: a process that reads and transforms row groups.
 
-Each process is a new interpreter that does not import the user's main module. It receives row groups and sends columns
-over a socket. Arrays are sent outside of the pickles (PEP 574), and received into their final memory. A process ends
-when its socket is closed, so none outlives the process that started it.
+It is a new interpreter that does not import the user's main module. Requests and answers pass through a socket, arrays
+through memory that both processes map. Arrays are sent outside of the pickles (PEP 574). A process ends when its socket
+is closed, so none outlives the process that started it.
 """
 
+import mmap
+import os
 import pickle
-import queue
-import subprocess
+import signal
 import sys
-from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe
-
-import cloudpickle
-import numpy as np
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import TypeAlias
 
 from farandole.data.rounds import Columns
 from farandole.data.row_groups import RowGroup
-from farandole.data.values import empty_aligned
-from farandole.errors import SourceError
+from farandole.data.values import ALIGNMENT
 
-__all__ = ["ReadingProcesses"]
+__all__ = ["READY", "Answer", "SharedMemory", "main"]
 
-# Seconds for a child to end after its socket was closed; then it is killed.
-_PATIENCE = 5.0
+READY = b"ready"
+# Bytes of the smallest array that passes through memory; the pickles hold smaller ones.
+_LEAST_SHARED = 1 << 10
+
+# Columns, or the error of reading or transforming them.
+Answer: TypeAlias = Columns | Exception
 
 
-class ReadingProcesses:
-    """`count` processes that call `act`, for as many calling threads; close it to end them.
+class SharedMemory:
+    """Memory of a file descriptor, which two processes map; the child enlarges it."""
 
-    `act` is pickled by cloudpickle. Errors of `act` are raised in the calling thread; raises `SourceError` if a process
-    dies."""
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._mapped: mmap.mmap | None = None
 
-    def __init__(self, act: Callable[[RowGroup], Columns], count: int) -> None:
-        self._children: list[tuple[subprocess.Popen[bytes], Connection]] = []
-        self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
-        # With the parent's module search path, to import objects that are pickled by name.
-        sent = cloudpickle.dumps((sys.path, cloudpickle.dumps(act)))
+    def view(self, nbytes: int, *, enlarge: bool = False) -> memoryview:
+        """Return the first `nbytes` >= 1; the caller must release the view before any other call."""
+        if self._mapped is None or len(self._mapped) < nbytes:
+            self.unmap()
+            if enlarge:
+                os.ftruncate(self._descriptor, nbytes)
+            self._mapped = mmap.mmap(self._descriptor, 0)
+        return memoryview(self._mapped)[:nbytes]
+
+    def unmap(self, *, free: bool = False) -> None:
+        """End the mapping; with `free` also free the memory, which no process may map then."""
+        if self._mapped is not None:
+            self._mapped.close()
+            self._mapped = None
+        if free:
+            os.ftruncate(self._descriptor, 0)
+
+
+def main(idle: float, descriptor: int, *memories: int) -> None:
+    """Serve one pool after the other, until none comes for `idle` seconds; the child's entry point."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the parent, which decides
+    shared = [SharedMemory(memory) for memory in memories]
+    with Connection(descriptor) as connection:
         try:
-            for number in range(count):
-                ours, theirs = Pipe()
-                with theirs:
-                    command = [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()})"]
-                    child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-                self._children.append((child, ours))
-                ours.send_bytes(sent)
-                self._idle.put(number)
-        except BaseException:
-            self.close()
-            raise
+            while connection.poll(idle):
+                _serve(connection, shared)
+        except (EOFError, ConnectionError):
+            return  # the parent has closed the socket, or has died
 
-    def __call__(self, row_group: RowGroup) -> Columns:
-        """Return `act(row_group)` of a process; blocks while all processes are busy, and during the call."""
-        number = self._idle.get()
-        child, connection = self._children[number]
-        try:
-            connection.send_bytes(pickle.dumps(row_group))
-            failed, made = _receive(connection)
-        except (EOFError, OSError) as error:
-            raise SourceError(
-                str(row_group),
-                f"the process that read it ended ({_ending(child)}); its own output says why. Was it short of memory?",
-            ) from error
-        finally:
-            self._idle.put(number)
-        if failed:
-            raise made  # type: ignore[misc]
-        return made  # type: ignore[return-value]
 
-    def close(self) -> None:
-        """End the processes; kill those that still run `act`. Call it when no thread makes new calls."""
-        idle = set()
-        while not self._idle.empty():
-            idle.add(self._idle.get())
-        for number, (child, connection) in enumerate(self._children):
-            if number in idle:
-                connection.close()
-            else:
-                child.kill()  # the thread that waits for its answer gets an error
-        for child, _ in self._children:
+def _serve(connection: Connection, shared: Sequence[SharedMemory]) -> None:
+    """Answer the requests of one pool until it sends None."""
+    sys.path[:], sent = pickle.loads(connection.recv_bytes())
+    act = _loaded(sent)
+    connection.send_bytes(READY)
+    while (asked := pickle.loads(connection.recv_bytes())) is not None:
+        place, row_groups = asked
+        answers: list[Answer] = []
+        for row_group in row_groups:
             try:
-                child.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+                answers.append(act(row_group))
+            except Exception as error:
+                answers.append(_sendable(error))
+        try:
+            message = _written(answers, shared[place])
+        except Exception as error:  # columns that cannot be pickled
+            message = _written([_sendable(error)] * len(row_groups), shared[place])
+        connection.send_bytes(message)
+    for memory in shared:
+        memory.unmap(free=True)
 
 
-def _ending(child: "subprocess.Popen[bytes]") -> str:
+def _loaded(sent: bytes) -> Callable[[RowGroup], Columns]:
+    """Return the parent's function, or one that raises the error of loading it."""
     try:
-        code = child.wait(_PATIENCE)
-    except subprocess.TimeoutExpired:
-        return "it does not answer"
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+        act: Callable[[RowGroup], Columns] = pickle.loads(sent)
+    except Exception as error:
+        failure = error
+
+        def act(row_group: RowGroup) -> Columns:
+            raise failure
+
+    return act
 
 
-def _send(connection: Connection, message: object) -> None:
-    buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-    raw = [buffer.raw() for buffer in buffers]
-    connection.send_bytes(pickle.dumps(([len(each) for each in raw], head)))
-    for each in raw:
-        if len(each):
-            connection.send_bytes(each)
+def _written(answers: Sequence[Answer], memory: SharedMemory) -> bytes:
+    """Write arrays to the memory; return the message with all else."""
+    buffers: list[memoryview] = []
 
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes >= _LEAST_SHARED:
+            buffers.append(raw)
+            return False
+        return True
 
-def _receive(connection: Connection) -> tuple[bool, object]:
-    sizes, head = pickle.loads(connection.recv_bytes())
-    buffers = [empty_aligned((size,), np.dtype(np.uint8)) for size in sizes]
-    for buffer in buffers:
-        if len(buffer):
-            connection.recv_bytes_into(buffer)
-    found: tuple[bool, object] = pickle.loads(head, buffers=buffers)
-    return found
+    head = pickle.dumps(answers, protocol=5, buffer_callback=is_small)
+    spans, end = [], 0
+    for raw in buffers:
+        spans.append((end, end + raw.nbytes))
+        end += -(-raw.nbytes // ALIGNMENT) * ALIGNMENT
+    if end:
+        with memory.view(end, enlarge=True) as view:
+            for (first, last), raw in zip(spans, buffers, strict=True):
+                view[first:last] = raw
+    return pickle.dumps((end, spans, head))
 
 
 def _sendable(error: Exception) -> Exception:
@@ -121,20 +130,3 @@ def _sendable(error: Exception) -> Exception:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-
-
-def main(descriptor: int) -> None:
-    """Answer requests until the socket is closed; the child's entry point."""
-    with Connection(descriptor) as connection:
-        try:
-            sys.path[:], act_sent = pickle.loads(connection.recv_bytes())
-            act = pickle.loads(act_sent)
-            while True:
-                row_group = pickle.loads(connection.recv_bytes())
-                try:
-                    answer = False, act(row_group)
-                except Exception as error:
-                    answer = True, _sendable(error)
-                _send(connection, answer)
-        except (EOFError, ConnectionError):
-            return  # the parent has closed the socket, or has died
