@@ -94,7 +94,7 @@ class Calls {
 
   std::shared_ptr<Engine> engine_;
   size_t capacity_;
-  Kept singles_, groups_;                        // entries are never moved or removed
+  Kept singles_, groups_;                       // entries are never moved or removed
   std::unordered_map<PyObject*, Known> known_;  // by Python's object of the request
   std::shared_ptr<SharedStaging> staging_;
 };

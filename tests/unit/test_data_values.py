@@ -1,5 +1,7 @@
 """Rows of one column from several row groups."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from numpy.typing import NDArray
 
 pytest.importorskip("pyarrow")
 
-from farandole.data.values import gather_rows
+from farandole.data.values import LooseRows, gather_rows, join_values
 
 MIXED = [
     ([np.array([1, 2], np.int32), np.array([2**40 + 7, 5])], [1, 2, 2**40 + 7, 5]),
@@ -36,15 +38,29 @@ def test_memory_is_reused() -> None:
     assert scratch["x"] is first
 
 
-@given(st.lists(st.integers(0, 3), min_size=2, max_size=5), st.integers(0, 2**32))
-def test_large_rows_are_gathered_without_scratch_memory(counts: list[int], seed: int) -> None:
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=5).filter(any), st.integers(0, 2**32), st.data())
+def test_large_rows_are_copied_once_to_the_batch(counts: list[int], seed: int, data: st.DataObject) -> None:
     random, scratch = np.random.default_rng(seed), dict[str, NDArray[np.generic]]()
     parts = [random.integers(0, 256, (count, 4, 4096), np.uint8) for count in counts]
-    rows = random.permutation(sum(counts))[: random.integers(0, sum(counts) + 1)]
-    gathered = gather_rows([*parts], rows, scratch, "x")
+    loose = [
+        LooseRows(list(np.split(part, len(part)))) if len(part) and random.random() < 0.5 else part for part in parts
+    ]
+    rows = random.permutation(sum(counts))[: random.integers(0, sum(counts)) + 1]
+    gathered = gather_rows(loose, rows, scratch, "x")
+    assert isinstance(gathered, LooseRows)
+    assert all(any(np.shares_memory(row, part) for part in parts) for row in gathered.single) and not scratch
+    cuts = [0, *sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=2))), len(rows)]
+    whole = join_values([gathered[first:last] for first, last in itertools.pairwise(cuts)])
+    assert isinstance(whole, np.ndarray)
+    assert np.array_equal(whole, np.concatenate(parts)[rows])
+    assert whole.flags.writeable and not any(np.shares_memory(whole, part) for part in parts)
+
+
+def test_large_rows_of_several_types_get_one_that_holds_all() -> None:
+    parts = [np.full((1, 8192), 2**60, np.int64), np.full((2, 8192), 3, np.int16)]
+    gathered = gather_rows([*parts], np.array([1, 0]), {}, "x")
     assert isinstance(gathered, np.ndarray)
-    assert np.array_equal(gathered, np.concatenate(parts)[rows])
-    assert not scratch
+    assert gathered.dtype == np.int64 and gathered[:, 0].tolist() == [3, 2**60]
 
 
 def test_an_empty_part_does_not_make_small_rows_large() -> None:

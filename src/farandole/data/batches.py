@@ -1,16 +1,16 @@
 """Batches of rows, cut from pieces of any length."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Self
 
 import numpy as np
 
 from farandole.data.meter import Meter
-from farandole.data.rounds import Columns
-from farandole.data.values import Values, join_values, pick_rows
+from farandole.data.rounds import Columns, Piece
+from farandole.data.values import LooseRows, Values, ValuesOrLoose, join_values, pick_rows
 from farandole.errors import SourceError
 
-__all__ = ["Batch", "BatchBuffer", "empty_like", "fill_up", "rows_of"]
+__all__ = ["Batch", "BatchBuffer", "empty_like", "fill_up", "joined", "rows_of"]
 
 
 class Batch(dict[str, Values]):
@@ -28,9 +28,14 @@ class Batch(dict[str, Values]):
         return batch
 
 
-def rows_of(columns: Columns) -> int:
+def rows_of(columns: Mapping[str, ValuesOrLoose]) -> int:
     """Return the number of rows of these columns."""
     return len(next(iter(columns.values()))) if columns else 0
+
+
+def joined(piece: Piece) -> Columns:
+    """Return the rows with those that are loose copied together."""
+    return {name: join_values([values]) for name, values in piece.items()}
 
 
 class BatchBuffer:
@@ -38,20 +43,23 @@ class BatchBuffer:
 
     When the pieces end early, `take` raises `SourceError`; with `open_end` it returns the rows that are left."""
 
-    def __init__(self, pieces: Iterator[Columns], meter: Meter, *, open_end: bool = False) -> None:
+    def __init__(self, pieces: Iterator[Piece], meter: Meter, *, open_end: bool = False) -> None:
         self._pieces, self._meter, self._open_end = pieces, meter, open_end
-        self._piece: Columns = {}
-        self._items: list[tuple[str, Values]] = []
+        self._piece: Piece = {}
+        self._items: list[tuple[str, ValuesOrLoose]] = []
         self._at = self._end = 0
 
     def take(self, rows: int) -> Columns:
-        """Return the next `rows` >= 1 rows. They are copied only if they come from several pieces."""
+        """Return the next `rows` >= 1 rows. They are copied only if they are loose, or from several pieces."""
         last = self._at + rows
         if last <= self._end:
             cut = slice(self._at, last)
             self._at = last
-            return {name: values[cut] for name, values in self._items}
-        parts: list[Columns] = []
+            return {
+                name: join_values([values[cut]]) if isinstance(values, LooseRows) else values[cut]
+                for name, values in self._items
+            }
+        parts: list[Piece] = []
         while rows and self._more(rows):
             taken = min(rows, self._end - self._at)
             parts.append({name: values[self._at : self._at + taken] for name, values in self._piece.items()})

@@ -9,7 +9,7 @@ import pyarrow as pa
 from farandole.data.agreement import Gather, agree, together
 from farandole.data.loader import LANES_BYTES, ROUND_BYTES, SMALLER, Loader
 from farandole.data.plans import GlobalPlan, LocalPlan
-from farandole.data.rounds import Columns
+from farandole.data.rounds import Columns, Piece
 from farandole.data.shares import check_shares, look_at_share
 from farandole.data.state import State
 from farandole.errors import ConfigError
@@ -88,7 +88,7 @@ class FeedLoader(Loader):
         marks = "\n".join([str(self._batch_size), self._policy, *(share.mark for share in shares)])
         self._fingerprint = int.from_bytes(hashlib.sha256(marks.encode()).digest()[:7])
 
-    def _stream(self, plan: GlobalPlan | LocalPlan, first: int) -> Generator[Columns]:
+    def _stream(self, plan: GlobalPlan | LocalPlan, first: int) -> Generator[Piece]:
         """Yield the rank's rows from step `first` on; with "pad", repeat them without end."""
         held = self._plan.rows[self._rank]
         start = min(held, self._plan.bounds(self._rank, first)[0])

@@ -201,7 +201,7 @@ class Files:
     @contextmanager
     def fetching(self, file: File) -> Iterator[OpenFile]:
         """Open a file as `open` does, so that ranges can be fetched before they are read."""
-        with self._reading(file):
+        with self.reading(file):
             if self.client is not None:
                 with RangeFile(self.client, replace(file, mark="") if self.gone else file) as far:
                     yield OpenFile(file, None, far)
@@ -214,7 +214,7 @@ class Files:
 
         For small files: it makes four system calls. A thread gives up Python's lock for each one, and has to wait for
         it afterwards while other threads decode."""
-        with self._reading(file):
+        with self.reading(file):
             opened = os.open(file.path, os.O_RDONLY)
             try:
                 data = _read_bytes(opened, first, file.size if last < 0 else last)
@@ -225,7 +225,7 @@ class Files:
         return data
 
     @contextmanager
-    def _reading(self, file: File) -> Iterator[None]:
+    def reading(self, file: File) -> Iterator[None]:
         """Turn errors of the body, which reads `file`, into a `SourceError`."""
         try:
             yield

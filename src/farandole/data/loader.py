@@ -9,13 +9,13 @@ from typing import NoReturn
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, agree, in_step, together
-from farandole.data.batches import Batch, BatchBuffer, empty_like, fill_up, rows_of
+from farandole.data.batches import Batch, BatchBuffer, empty_like, fill_up, joined, rows_of
 from farandole.data.fields import lengths_in_rows, plan_fields
 from farandole.data.meter import Meter, Metrics
 from farandole.data.order import Order, choose_lanes
 from farandole.data.plans import GlobalPlan, LocalPlan, Policy
 from farandole.data.reading import Reading, checked_meanwhile, read_pieces, transformed
-from farandole.data.rounds import Columns, Reader
+from farandole.data.rounds import Columns, Piece, Reader
 from farandole.data.row_groups import RowGroup, Source, fingerprint, in_flight, least_window, rows_in
 from farandole.data.settings import check_loader, check_source
 from farandole.data.shard_source import is_own
@@ -314,12 +314,12 @@ class Loader:
                     batch = Batch.of(columns, count, plan.weight(self._rank, step), count - own)
                 yield batch
 
-    def _stream(self, plan: GlobalPlan | LocalPlan, first: int) -> Generator[Columns]:
+    def _stream(self, plan: GlobalPlan | LocalPlan, first: int) -> Generator[Piece]:
         """Yield the rank's rows from step `first` of the plan on, in pieces of any length."""
         assert isinstance(plan, GlobalPlan)
         return self._pieces(plan, self._rank)
 
-    def _pieces(self, plan: GlobalPlan, rank: int) -> Generator[Columns]:
+    def _pieces(self, plan: GlobalPlan, rank: int) -> Generator[Piece]:
         known, self._known = self._known, {}
         order = self._order.epoch(self._epoch)
         return read_pieces(self._reader, self._reading, order, plan, rank, self._row_bytes, known)
@@ -333,11 +333,13 @@ class Loader:
         """Read rows to repeat for a rank that has none in the last step."""
         plan = replace(self._global_plan(self._order), batch_size=1, policy="join")
         with closing(self._pieces(plan, self._rank)) as pieces:
-            return next(columns for columns in pieces if rows_of(columns))
+            return joined(next(piece for piece in pieces if rows_of(piece)))
 
     def _few_rows(self) -> Columns:
         first = next((group for group in self._source.row_groups if group.rows), None)
-        return transformed(self._reading.transform, self._no_rows if first is None else self._reader(first))
+        return joined(
+            transformed(self._reading.transform, dict(self._no_rows) if first is None else self._reader(first))
+        )
 
     def _empty(self) -> Columns:
         if self._none is None:

@@ -85,7 +85,7 @@ class EpochOrder:
     def extents(self, lane: int, number: int) -> Iterator[Extent]:
         """Yield the extents of the lane's window in round `number`; `shuffled` counts rows in the order of extents."""
         first, last = self._span(lane, number)
-        place = int(np.searchsorted(self._ends, first, side="right")) - 1
+        place = int(self._ends.searchsorted(first, side="right")) - 1
         while first < last:
             start, end = int(self._ends[place]), int(self._ends[place + 1])
             until = min(last, end)

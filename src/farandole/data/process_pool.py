@@ -23,14 +23,14 @@ import numpy as np
 from farandole.data import reading_process
 from farandole.data.pool import PATIENCE, ReadPool
 from farandole.data.reading_process import READY, Answer, SharedMemory
-from farandole.data.rounds import Columns
+from farandole.data.rounds import Piece
 from farandole.data.row_groups import RowGroup
 from farandole.data.values import empty_aligned
 from farandole.errors import SourceError
 
 __all__ = ["ProcessPool", "end_idle"]
 
-_Asked: TypeAlias = list[tuple[RowGroup, "Future[Columns]"]]
+_Asked: TypeAlias = list[tuple[RowGroup, "Future[Piece]"]]
 
 # Seconds until a process ends that no pool uses.
 _IDLE = 60.0
@@ -42,13 +42,13 @@ _ANSWER_BYTES = 1 << 20
 _PATIENCE = 1.0
 
 
-class ProcessPool(ReadPool[RowGroup, Columns]):
+class ProcessPool(ReadPool[RowGroup, Piece]):
     """`count` processes that call `act`, each with a thread here; close the pool to let them go.
 
     `act` is pickled by cloudpickle; `row_bytes` is an estimate. Futures raise the errors of `act`, and `SourceError` if
     a process dies."""
 
-    def __init__(self, act: Callable[[RowGroup], Columns], count: int, row_bytes: int) -> None:
+    def __init__(self, act: Callable[[RowGroup], Piece], count: int, row_bytes: int) -> None:
         super().__init__(act, lambda: count)
         # With this process's module search path, to import objects that are pickled by name.
         self._sent = pickle.dumps((sys.path, cloudpickle.dumps(act)))

@@ -9,13 +9,13 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from farandole.data.batches import rows_of
+from farandole.data.batches import joined, rows_of
 from farandole.data.fields import FieldOptions
 from farandole.data.order import EpochOrder
 from farandole.data.plans import GlobalPlan
 from farandole.data.pool import ReadPool
 from farandole.data.process_pool import ProcessPool
-from farandole.data.rounds import Columns, Reader, Transform, read_ahead, read_rounds
+from farandole.data.rounds import Piece, Reader, Transform, read_ahead, read_rounds
 from farandole.data.row_groups import RowGroup, in_flight
 from farandole.data.settings import check_count, check_seconds
 from farandole.errors import ConfigError, DataError
@@ -83,14 +83,14 @@ def read_pieces(
     rank: int,
     row_bytes: int,
     known: dict[RowGroup, pa.Table],
-) -> Generator[Columns]:
+) -> Generator[Piece]:
     """Yield the rows of `rank` from `plan.start` on, in pieces of any length, and read ahead.
 
     `row_bytes` is an estimate, for the memory that reading ahead may take. Row groups in `known` were read before: each
     is taken from there once, and not read again."""
     transform, groups = asked.transform, reader.source.row_groups
 
-    def read(group: RowGroup) -> Columns:
+    def read(group: RowGroup) -> Piece:
         table = known.pop(group, None)
         return reader(group) if table is None else reader.convert(group, table)
 
@@ -102,7 +102,7 @@ def read_pieces(
         def wanted() -> int:
             return in_flight(reader.source) if far else least
 
-        pool: ReadPool[RowGroup, Columns]
+        pool: ReadPool[RowGroup, Piece]
         if asked.processes:
             pool = ProcessPool(partial(_read_transformed, reader, transform), asked.workers, row_bytes)
             transform = None
@@ -140,14 +140,15 @@ def checked_meanwhile(items: Generator[T], check: Callable[[], None]) -> Generat
             yield from items
 
 
-def _read_transformed(reader: Reader, transform: Transform | None, group: RowGroup) -> Columns:
+def _read_transformed(reader: Reader, transform: Transform | None, group: RowGroup) -> Piece:
     return transformed(transform, reader(group))
 
 
-def transformed(transform: Transform | None, columns: Columns) -> Columns:
+def transformed(transform: Transform | None, piece: Piece) -> Piece:
     """Return the columns, with a user's transform applied; raises `DataError` if it changes the number of rows."""
-    if transform is None or not columns:
-        return columns
+    if transform is None or not piece:
+        return piece
+    columns = joined(piece)
     made = transform(columns)
     for name, values in made.items():
         if len(values) != rows_of(columns):
@@ -155,7 +156,7 @@ def transformed(transform: Transform | None, columns: Columns) -> Columns:
                 name,
                 f"the transform made {len(values)} rows of {rows_of(columns)}; it may not change their number",
             )
-    return made
+    return dict(made)
 
 
 def _is_floating(kind: pa.DataType) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TypeAlias
 
-from farandole.data.rounds import Columns
+from farandole.data.rounds import Piece
 from farandole.data.row_groups import RowGroup
 from farandole.data.values import ALIGNMENT
 
@@ -24,8 +24,8 @@ READY = b"ready"
 # Bytes of the smallest array that passes through memory; the pickles hold smaller ones.
 _LEAST_SHARED = 1 << 10
 
-# Columns, or the error of reading or transforming them.
-Answer: TypeAlias = Columns | Exception
+# A row group's rows, or the error of reading or transforming them.
+Answer: TypeAlias = Piece | Exception
 
 
 class SharedMemory:
@@ -87,14 +87,14 @@ def _serve(connection: Connection, shared: Sequence[SharedMemory]) -> None:
         memory.unmap(free=True)
 
 
-def _loaded(sent: bytes) -> Callable[[RowGroup], Columns]:
+def _loaded(sent: bytes) -> Callable[[RowGroup], Piece]:
     """Return the parent's function, or one that raises the error of loading it."""
     try:
-        act: Callable[[RowGroup], Columns] = pickle.loads(sent)
+        act: Callable[[RowGroup], Piece] = pickle.loads(sent)
     except Exception as error:
         failure = error
 
-        def act(row_group: RowGroup) -> Columns:
+        def act(row_group: RowGroup) -> Piece:
             raise failure
 
     return act

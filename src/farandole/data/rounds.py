@@ -18,12 +18,13 @@ from farandole.data.fields import Field
 from farandole.data.order import EpochOrder, Extent
 from farandole.data.plans import GlobalPlan
 from farandole.data.row_groups import RowGroup, Source
-from farandole.data.values import Values, gather_rows, own_rows
+from farandole.data.values import LooseRows, Values, ValuesOrLoose, gather_rows, own_rows
 from farandole.errors import DataError, SourceError
 
-__all__ = ["Columns", "Reader", "Transform", "read_ahead", "read_rounds"]
+__all__ = ["Columns", "Piece", "Reader", "Transform", "read_ahead", "read_rounds"]
 
 Columns: TypeAlias = dict[str, Values]
+Piece: TypeAlias = dict[str, ValuesOrLoose]  # of a batch; `LooseRows` are copied to the batch
 Transform: TypeAlias = Callable[[Columns], Columns]
 
 
@@ -34,9 +35,9 @@ class Reader:
     source: Source
     fields: tuple[Field, ...]
 
-    def __call__(self, row_group: RowGroup) -> Columns:
+    def __call__(self, row_group: RowGroup) -> Piece:
         """Return all columns of the row group; raises `DataError` and `SourceError` that name it."""
-        columns: Callable[[RowGroup, Sequence[Field]], Columns] | None = getattr(self.source, "columns", None)
+        columns: Callable[[RowGroup, Sequence[Field]], Piece] | None = getattr(self.source, "columns", None)
         if columns is None:
             return self.convert(row_group, self.source.read(row_group, [field.name for field in self.fields]))
         with self._naming(row_group):
@@ -44,7 +45,7 @@ class Reader:
         self._check(row_group, len(next(iter(made.values()))))
         return made
 
-    def convert(self, row_group: RowGroup, table: pa.Table) -> Columns:
+    def convert(self, row_group: RowGroup, table: pa.Table) -> Piece:
         """Convert a table that was read from the row group; raises as `__call__` does."""
         self._check(row_group, table.num_rows)
         with self._naming(row_group):
@@ -70,7 +71,7 @@ class _Window:
     """A lane's rows of one round: their extents, and the futures of their row groups."""
 
     lane: int
-    pieces: list[tuple[Extent, "Future[Columns]"]]
+    pieces: list[tuple[Extent, "Future[Piece]"]]
 
 
 def read_rounds(
@@ -78,12 +79,12 @@ def read_rounds(
     plan: GlobalPlan,
     rank: int,
     *,
-    read: Callable[[int], "Future[Columns]"],
+    read: Callable[[int], "Future[Piece]"],
     ahead: int,
     most_ahead: int,
     hungry: Callable[[], bool],
     timeout: float,
-) -> Iterator[Columns]:
+) -> Iterator[Piece]:
     """Yield the rank's rows of each round from `plan.start` on, in the epoch's order, in one or several pieces.
 
     `read` starts to read a row group and returns its future. The row groups of `ahead` rounds are started before they
@@ -93,7 +94,7 @@ def read_rounds(
     """
     whole = order.order
     lanes = plan.lanes_of(rank)
-    held: dict[int, dict[int, Future[Columns]]] = {lane: {} for lane in lanes}
+    held: dict[int, dict[int, Future[Piece]]] = {lane: {} for lane in lanes}
     waiting: deque[tuple[int, list[_Window]]] = deque()
     scratch: dict[str, NDArray[Any]] = {}  # reused: allocating memory costs more than writing to it
     first = plan.start // whole.round_rows
@@ -111,8 +112,8 @@ def _start(
     order: EpochOrder,
     lane: int,
     number: int,
-    held: dict[int, "Future[Columns]"],
-    read: Callable[[int], "Future[Columns]"],
+    held: dict[int, "Future[Piece]"],
+    read: Callable[[int], "Future[Piece]"],
 ) -> _Window:
     pieces = []
     for extent in order.extents(lane, number):
@@ -133,7 +134,7 @@ def _assemble(
     windows: list[_Window],
     timeout: float,
     scratch: dict[str, NDArray[Any]],
-) -> Iterator[Columns]:
+) -> Iterator[Piece]:
     rows = _rows_in_pool(order, plan, rank, number, windows)
     deadline = time.monotonic() + timeout
     asked = [piece for window in windows for piece in window.pieces]
@@ -141,7 +142,7 @@ def _assemble(
     if isinstance(rows, slice):
         # Slices of row groups: no rows are copied, and each row group is awaited only when its rows are due.
         for extent, columns in _within(found, rows):
-            yield {name: own_rows(values[extent.first : extent.last]) for name, values in columns.items()}
+            yield {name: _own(values[extent.first : extent.last]) for name, values in columns.items()}
         return
     # One waiting for all row groups: waking after each would take Python's lock from the threads that decode.
     ended, _ = wait((future for _, future in asked), timeout, FIRST_EXCEPTION)
@@ -155,7 +156,11 @@ def _assemble(
         }
 
 
-def _within(pieces: Iterable[tuple[Extent, Columns]], rows: slice) -> Iterator[tuple[Extent, Columns]]:
+def _own(values: ValuesOrLoose) -> ValuesOrLoose:
+    return values if isinstance(values, LooseRows) else own_rows(values)
+
+
+def _within(pieces: Iterable[tuple[Extent, Piece]], rows: slice) -> Iterator[tuple[Extent, Piece]]:
     """Yield the parts of consecutive pieces that are in the range `rows` of all their rows."""
     passed = 0
     for extent, columns in pieces:
@@ -166,7 +171,7 @@ def _within(pieces: Iterable[tuple[Extent, Columns]], rows: slice) -> Iterator[t
         passed += extent.last - extent.first
 
 
-def _result(future: "Future[Columns]", deadline: float, timeout: float) -> Columns:
+def _result(future: "Future[Piece]", deadline: float, timeout: float) -> Piece:
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except TimeoutError as error:
@@ -201,13 +206,13 @@ def _rows_in_pool(
     return rows
 
 
-def read_ahead(rounds: Iterator[Columns], depth: int, cancel: Callable[[], None]) -> Iterator[Columns]:
+def read_ahead(rounds: Iterator[Piece], depth: int, cancel: Callable[[], None]) -> Iterator[Piece]:
     """Yield the rounds; a thread makes up to `depth` of them in advance.
 
     The thread ends with the last round, with an error, which is raised here, and when this generator is closed. Closing
     calls `cancel`, which must end the thread's waiting for a row group, and waits up to `pool.PATIENCE` seconds for the
     thread, which may be in a function of the user."""
-    ready: deque[Columns] = deque()
+    ready: deque[Piece] = deque()
     changed = threading.Condition()
     ended: list[BaseException | None] = []
     closed = threading.Event()

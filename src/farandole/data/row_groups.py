@@ -79,7 +79,7 @@ class RowGroups(Sequence[RowGroup]):
         if isinstance(place, slice):
             return tuple(self[each] for each in range(*place.indices(len(self))))
         at = range(len(self))[place]
-        file = int(np.searchsorted(self._ends, at, side="right"))
+        file = int(self._ends.searchsorted(at, side="right"))
         before = int(self._ends[file - 1]) if file else 0
         return RowGroup(self.files[file], at - before, int(self.rows[at]))
 

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from farandole.data.values import LARGE_ROW, LooseRows, ValuesOrLoose, join_values
 from farandole.errors import DataError
 
 __all__ = ["Stack", "check_columns", "column_of", "columns_of", "numbers_of", "schema_of"]
@@ -80,29 +81,30 @@ def column_of(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> p
 
 
 class Stack:
-    """Rows of one column of arrays of one shape; each is copied when it is added, unless `rows`, their number, is 1."""
+    """Rows of one column of arrays of one shape.
 
-    def __init__(self, field: pa.Field, rows: int) -> None:
-        self._field, self._expected, self._count = field, rows, 0
-        self._held: NDArray[Any] = np.empty(0)
+    They are kept as they are if their memory cannot change, as that of Pillow's images. Others are copied when they are
+    added, while they are in the processor's cache, because a user's function may use its memory again."""
+
+    def __init__(self, field: pa.Field) -> None:
+        self._field = field
+        self._loose = LooseRows([])
 
     def add(self, value: Any, name: str) -> None:
         """Add the array of sample `name`; raises as `columns_of` does."""
         (array,) = _alike([value], [name], self._field)
-        if not self._count and self._expected == 1:
-            self._held = array[np.newaxis]
-        else:
-            if not self._count:
-                self._held = np.empty((self._expected, *array.shape), array.dtype)
-            elif self._count == len(self._held):  # more rows than expected, which the reader refuses
-                self._held = np.resize(self._held, (2 * self._count, *array.shape))
-            self._held[self._count] = array
-        self._count += 1
+        self._loose.single.append((array if _is_immutable(array) else array.copy())[np.newaxis])
 
-    def rows(self) -> NDArray[Any]:
-        """Return the rows as one read-only array, because the memory may be the user's."""
-        self._held.flags.writeable = False
-        return self._held[: self._count]
+    def rows(self) -> ValuesOrLoose:
+        """Return the rows, of which there must be one at least; small ones as one array."""
+        return self._loose if self._loose.single[0].nbytes >= LARGE_ROW else join_values([self._loose])
+
+
+def _is_immutable(array: NDArray[Any]) -> bool:
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    return isinstance(owner, bytes)
 
 
 def numbers_of(values: Sequence[Any], kind: pa.DataType) -> NDArray[Any] | None:

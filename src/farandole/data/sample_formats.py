@@ -20,6 +20,8 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".p
 # Samples, and bytes, after which a block ends.
 _BLOCK_ROWS = 64
 _BLOCK_BYTES = 4 << 20
+# The same for members of shards that are as large as images: a decoded block takes many times its bytes.
+_LARGE_ROWS, _LARGE_BYTES = 16, 128 << 10
 _POSIX, _GNU = b"ustar\x0000", b"ustar  \0"  # in the headers of tar files
 
 
@@ -173,7 +175,9 @@ class Shards:
         key = None
         for member, name, _ in self._members(stream, path):
             if name != key:
-                if rows >= _BLOCK_ROWS or (rows and member.offset - first >= _BLOCK_BYTES):
+                nbytes = member.offset - first
+                large = rows >= _LARGE_ROWS and nbytes >= _LARGE_BYTES
+                if large or rows >= _BLOCK_ROWS or (rows and nbytes >= _BLOCK_BYTES):
                     found.append(Block(rows, first, member.offset))
                     first, rows = member.offset, 0
                 key, rows = name, rows + 1

@@ -21,7 +21,7 @@ from farandole.data.row_groups import File, RowGroup, RowGroups, rows_in
 from farandole.data.sample_columns import Stack, check_columns, column_of, columns_of, numbers_of, schema_of
 from farandole.data.sample_formats import FORMATS, Block, Decode, Format, Images, Json, Lines, Shards, Whole, format_of
 from farandole.data.store_urls import is_local
-from farandole.data.values import Values
+from farandole.data.values import Values, ValuesOrLoose
 from farandole.errors import ConfigError, DataError, SourceError
 
 __all__ = ["FileSource", "Named", "files"]
@@ -32,6 +32,8 @@ Named: TypeAlias = str | Sequence[str] | Callable[[str], bool]
 _OPENERS = 16
 # Bytes to request of a file of unknown size. The answer is the whole file if the file is smaller.
 _FIRST_BYTES = 8 << 20
+# Bytes of the largest local file that is read at once to find its samples.
+_WHOLE_BYTES = 4 << 20
 # Least rows of a lane that are shuffled together, for samples in blocks.
 _LEAST_WINDOW = 8
 
@@ -145,14 +147,13 @@ class FileSource:
         table = columns_of([sample for _, sample in decoded], [name for name, _ in decoded], self.schema)
         return table.select(list(columns))
 
-    def columns(self, row_group: RowGroup, fields: Sequence[Field]) -> dict[str, Values]:
+    def columns(self, row_group: RowGroup, fields: Sequence[Field]) -> dict[str, ValuesOrLoose]:
         """Read, decode and convert samples; raises as `read` and `Field.values` do.
 
-        Most columns are converted without Arrow, which would add a sixth of the time of decoding a small image. Arrays
-        are copied while they are in the processor's cache: the next sample is decoded afterwards."""
+        Most columns are converted without Arrow, which would add a sixth of the time of decoding a small image."""
         kinds = {field.name: self.schema.field(field.name) for field in fields}
         stacks = {
-            field.name: Stack(kinds[field.name], row_group.rows)
+            field.name: Stack(kinds[field.name])
             for field in fields
             if isinstance(field, Arrays) and pa.types.is_fixed_size_list(kinds[field.name].type)
         }
@@ -227,6 +228,11 @@ class FileSource:
         return [parts[place % size][place // size] for place in range(len(self._listed))]
 
     def _blocks_of(self, file: File) -> list[Block]:
+        if self._files.local:
+            if file.size <= _WHOLE_BYTES:  # many threads that read header by header would wait for Python's lock
+                return self._format.blocks(io.BytesIO(self._files.read_here(file, 0, -1)), file.path)
+            with self._files.reading(file), open(file.path, "rb") as stream:
+                return self._format.blocks(stream, file.path)
         with self._files.fetching(file) as opened:
             if opened.far is not None:
                 opened.fetch(lambda: [Span(0, file.size if file.size >= 0 else _FIRST_BYTES)])

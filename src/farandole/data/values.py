@@ -1,6 +1,7 @@
 """Rows of one column in memory: a NumPy array, or several arrays for rows of different lengths and sparse vectors."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -9,9 +10,12 @@ from numpy.typing import NDArray
 
 __all__ = [
     "ALIGNMENT",
+    "LARGE_ROW",
+    "LooseRows",
     "Ragged",
     "SparseRows",
     "Values",
+    "ValuesOrLoose",
     "empty_aligned",
     "gather_rows",
     "join_values",
@@ -20,7 +24,7 @@ __all__ = [
 ]
 
 ALIGNMENT = 64  # bytes
-_LARGE_ROW = 16 << 10  # bytes from which copying a row takes longer than finding it
+LARGE_ROW = 16 << 10  # bytes from which copying a row takes longer than finding it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +75,43 @@ class SparseRows:
 Values: TypeAlias = NDArray[Any] | Ragged | SparseRows
 
 
-def join_values(parts: list[Values]) -> Values:
-    """Concatenate rows of one column; all parts must be of one class."""
+@dataclass(frozen=True, slots=True)
+class LooseRows:
+    """Large rows of one shape and type, such as images, each an array of one row in memory of any owner.
+
+    They are copied once: by `join_values`, into a batch."""
+
+    single: list[NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.single)
+
+    def __getitem__(self, rows: slice) -> "LooseRows":
+        """Return consecutive rows without copying them."""
+        return LooseRows(self.single[rows])
+
+
+ValuesOrLoose: TypeAlias = Values | LooseRows
+
+
+def join_values(parts: Sequence[ValuesOrLoose]) -> Values:
+    """Concatenate rows of one column; all parts must be of one class, where `LooseRows` are arrays."""
     first = parts[0]
-    if len(parts) == 1:
+    if len(parts) == 1 and not isinstance(first, LooseRows):
         return first
-    if isinstance(first, np.ndarray):
-        arrays = [part for part in parts if isinstance(part, np.ndarray)]
-        shape = (sum(len(array) for array in arrays), *first.shape[1:])
-        return np.concatenate(arrays, out=empty_aligned(shape, np.result_type(*arrays)))
-    ragged = [part for part in parts if not isinstance(part, np.ndarray)]
+    if isinstance(first, np.ndarray | LooseRows):
+        arrays = [array for part in parts for array in _arrays_of(part)]
+        shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
+        made = empty_aligned(shape, np.result_type(*{array.dtype for array in arrays}))
+        if not isinstance(first, LooseRows) or any(array.dtype != made.dtype for array in arrays):
+            return np.concatenate(arrays, out=made)
+        # With Python's lock: numpy gives it up for each row, and waits for it afterwards while other threads decode.
+        bytes_of_rows, place = made.reshape(-1).view(np.uint8).data, 0
+        for array in arrays:
+            bytes_of_rows[place : place + array.nbytes] = array.reshape(-1).view(np.uint8).data
+            place += array.nbytes
+        return made
+    ragged = [part for part in parts if isinstance(part, Ragged | SparseRows)]
     values = np.concatenate([part.values for part in ragged])
     lengths = np.concatenate([np.diff(part.offsets) for part in ragged])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -99,24 +130,37 @@ def own_rows(values: Values) -> Values:
     return values if values.values.flags.writeable else replace(values, values=values.values.copy())
 
 
-def gather_rows(parts: list[Values], rows: NDArray[np.int64], scratch: dict[str, NDArray[Any]], name: str) -> Values:
-    """Return a copy of these rows, in this order; rows are numbered over all parts, laid end to end.
+def gather_rows(
+    parts: Sequence[ValuesOrLoose], rows: NDArray[np.int64], scratch: dict[str, NDArray[Any]], name: str
+) -> ValuesOrLoose:
+    """Return these rows, in this order: a copy, or large ones loose. Rows are numbered over all parts, laid end to end.
 
     Arrays of small rows are concatenated in `scratch[name]`, which is replaced if it is too small or of another type.
     The type of the result holds the values of all parts."""
-    arrays = [part for part in parts if isinstance(part, np.ndarray)]
-    if not arrays or len(parts) == 1:
+    arrays = [array for part in parts for array in _arrays_of(part)]
+    if not arrays:
         return pick_rows(join_values(parts), rows)
-    kind = np.result_type(*{array.dtype for array in arrays})
+    kinds = {array.dtype for array in arrays}
     count = sum(len(array) for array in arrays)
-    if count == len(arrays) or sum(array.nbytes for array in arrays) >= _LARGE_ROW * count:
-        # Large rows, such as images, are copied once, one by one.
-        picked = empty_aligned((len(rows), *arrays[0].shape[1:]), kind)
+    if sum(array.nbytes for array in arrays) >= LARGE_ROW * max(1, count):
         single = [array[row : row + 1] for array in arrays for row in range(len(array))]
-        return np.concatenate([single[row] for row in rows.tolist()], out=picked) if len(rows) else picked
+        loose = LooseRows([single[row] for row in rows.tolist()])
+        return loose if len(kinds) == 1 else join_values([loose])
+    kind = np.result_type(*kinds)
+    if len(arrays) == 1:
+        return pick_rows(arrays[0], rows)
+    if count == len(arrays):
+        picked = empty_aligned((len(rows), *arrays[0].shape[1:]), kind)
+        return np.concatenate([arrays[row] for row in rows.tolist()], out=picked) if len(rows) else picked
     if name not in scratch or len(scratch[name]) < count or scratch[name].dtype != kind:
         scratch[name] = np.empty((count, *arrays[0].shape[1:]), kind)
     return pick_rows(np.concatenate(arrays, out=scratch[name][:count]), rows)
+
+
+def _arrays_of(part: ValuesOrLoose) -> Sequence[NDArray[Any]]:
+    if isinstance(part, LooseRows):
+        return part.single
+    return [part] if isinstance(part, np.ndarray) else []
 
 
 def pick_rows(values: Values, rows: NDArray[np.int64]) -> Values:
