@@ -27,8 +27,8 @@ demo:  ## train on two Spark tasks and show what happens (needs Java 17 or newer
 	@tools/setup.sh
 	@$(BIN)/python -m examples.demo $(ARGS)
 
-test: setup  ## run the tests, but for test-programs; make test ARGS='-k name' runs some of the Python ones
-	@tools/suite.sh $(JOBS) $(AGAIN) $(ARGS)
+test: test-native  ## run the tests, but for test-programs; make test ARGS='-k name' runs some of the Python ones
+	@tools/tests.sh $(JOBS) $(AGAIN) $(ARGS)
 
 test-programs: setup  ## run every program of README, guides and examples, and the notebooks' flows, to its end
 	@tools/tests.sh $(JOBS) $(AGAIN) tests/system/programs $(ARGS)
