@@ -158,4 +158,8 @@ elif [[ $(cat "$VENV/sources.stamp" 2>/dev/null) != "$sources" ]]; then
   quietly "$BIN/pip" install --no-deps --no-build-isolation -e .
   echo "$sources" >"$VENV/sources.stamp"
 fi
-tools/check_java.sh || say "everything but Spark works without Java"
+if tools/check_java.sh; then
+  "$BIN/python" tools/spark_archive.py # for the tests
+else
+  say "everything but Spark works without Java"
+fi

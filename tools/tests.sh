@@ -8,7 +8,7 @@ PATH="$PWD/.venv/bin:$PATH"
 
 jobs=$1 again=$2
 shift 2
-python tools/spark_archive.py
+unset PYTHONDONTWRITEBYTECODE # every one of thousands of processes would compile the same modules
 
 status=0
 failures=.pytest_cache/v/cache/lastfailed

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyspark")
+pa = pytest.importorskip("pyarrow")
 pytest.importorskip("grpc_status", reason="PySpark's client of Spark Connect is not installed")
 
 from pyspark.sql import SparkSession
@@ -204,8 +205,16 @@ def test_tasks_that_cannot_reach_this_machine_are_told_of(spark: SparkSession, m
         run(print)
 
 
-def test_without_executors_the_search_for_an_address_ends(spark: SparkSession) -> None:
-    with pytest.raises(ConfigError, match=r"start_timeout: no executor has tried .* for 0.05 s; look at the executors"):
-        connect.reach(spark, ["127.0.0.1"], timedelta(seconds=0.05))  # sooner than any task ends
+def test_without_executors_the_search_for_an_address_ends(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def linger(addresses: object, secret: object, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        time.sleep(3)
+        yield from ()
+
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(ConfigError, match=r"start_timeout: no executor has tried .* for 0.05 s; look at the executors"),
+    ):
+        patched.setattr(connect, "_try_all", linger)  # a task that does its work may end sooner
+        connect.reach(spark, ["127.0.0.1"], timedelta(seconds=0.05))
     assert not spark.getTags()
     assert connect.reach(spark, ["127.0.0.1"], timedelta(seconds=60)) == "127.0.0.1"

@@ -115,10 +115,10 @@ class _Process:
     """A process, with its socket and the memory of its answers."""
 
     def __init__(self) -> None:
+        self._connection, theirs = Pipe()
         self._memories = [os.memfd_create("farandole-rows") for _ in range(_DEPTH)]
         self._shared = [SharedMemory(memory) for memory in self._memories]
         self._asked = self._answered = 0
-        self._connection, theirs = Pipe()
         passed = [theirs.fileno(), *self._memories]
         program = f"from {reading_process.__name__} import main; main{(_IDLE, *passed)}"
         try:
