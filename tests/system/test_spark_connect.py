@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyspark")
-pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow")
 pytest.importorskip("grpc_status", reason="PySpark's client of Spark Connect is not installed")
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from farandole.data import FeedLoader, ShardSource
