@@ -153,9 +153,10 @@ void Calls::start(std::span<const OperationPtr> operations, std::span<const Tens
   sweep_references();  // only after submit(), which refuses a forked child: such a child must not take locks
 }
 
-std::optional<Handle> Calls::perform(Entry& entry, Kind kind, std::span<const Tensors> tensors) {
+std::optional<Handle> Calls::perform(Entry& entry, const RequestView& request, std::span<const Tensors> tensors) {
+  prepare(entry, request, tensors);
   std::optional<Handle> handle;
-  if (is_sized_by_plan(kind) || kind == Kind::Join) handle.emplace(engine_, entry.given);
+  if (is_sized_by_plan(request.kind) || request.kind == Kind::Join) handle.emplace(engine_, entry.given);
   bool done = false;
   {
     const Busy busy(entry.busy);
@@ -205,7 +206,7 @@ void Calls::wait_for_submissions() {
 }
 
 void Calls::shutdown() {
-  known_.clear();  // Python's requests may refer to what owns this object
+  decltype(known_)().swap(known_);  // Python's requests may refer to what owns this object
   {
     const nb::gil_scoped_release released;
     engine_->shutdown();
@@ -219,36 +220,33 @@ void Calls::shutdown() {
   engine_->wait_for_callers();
 }
 
-std::optional<Handle> Calls::run_one(const RequestView& request, Entry& entry, nb::handle input, nb::handle output) {
-  const Tensors tensors = tensors_of(request.kind, request.name, input, output);
-  if (tensors.input.device != nullptr) return finished(start_staged(request, {&request.name, 1}, {&tensors, 1}));
-  prepare(entry, request, {&tensors, 1});
-  return perform(entry, request.kind, {&tensors, 1});
-}
-
 std::optional<Handle> Calls::run(nb::handle given, nb::handle name, nb::handle input, nb::handle output) {
+  Entry once;
   const auto at = known_.find(given.ptr());
-  if (at != known_.end() && at->second.name.is(name) && !at->second.entry->busy) {
+  if (at != known_.end() && at->second.name.is(name)) {
     const RequestView request = at->second.view;  // a copy, because another thread may call shutdown()
-    return run_one(request, *at->second.entry, input, output);
+    Entry& entry = *at->second.entry;
+    // Before the entry is looked at: reading a tensor may run Python code, and thereby other threads.
+    const Tensors tensors = tensors_of(request.kind, request.name, input, output);
+    if (tensors.input.device != nullptr) return finished(start_staged(request, {&request.name, 1}, {&tensors, 1}));
+    return perform(entry.busy ? once : entry, request, {&tensors, 1});
   }
   const ReadRequest read(given, text_of(name));
   const RequestView& request = read.view();
   // A join must follow all operations that were started before.
   if (request.kind == Kind::Join) wait_for_submissions();
-  Entry once;
   if (!request.grouped) {
+    const Tensors tensors = tensors_of(request.kind, request.name, input, output);
+    if (tensors.input.device != nullptr) return finished(start_staged(request, {&request.name, 1}, {&tensors, 1}));
     Entry& entry = entry_of(request, once);
     if (&entry != &once && known_.size() < capacity_)
       known_.try_emplace(given.ptr(), nb::borrow(given), nb::borrow(name), request, &entry);
-    return run_one(request, entry, input, output);
+    return perform(entry, request, {&tensors, 1});
   }
   const std::vector<Tensors> tensors = members_of(request, input, output);
   if (tensors.empty()) return std::nullopt;
   if (any_on_device(tensors)) return finished(start_staged(request, {}, tensors));
-  Entry& entry = entry_of(request, once);
-  prepare(entry, request, tensors);
-  return perform(entry, request.kind, tensors);
+  return perform(entry_of(request, once), request, tensors);
 }
 
 Handle Calls::start(const RequestView& request, nb::handle input, nb::handle output, bool wake) {

@@ -83,9 +83,7 @@ class Calls {
   /// Returns the entry of that name, or `once` if it cannot be kept.
   [[nodiscard]] Entry& entry_of(const RequestView& request, Entry& once);
   void prepare(Entry& entry, const RequestView& request, std::span<const Tensors> tensors);
-  std::optional<Handle> run_one(const RequestView& request, Entry& entry, nanobind::handle input,
-                                nanobind::handle output);
-  std::optional<Handle> perform(Entry& entry, Kind kind, std::span<const Tensors> tensors);
+  std::optional<Handle> perform(Entry& entry, const RequestView& request, std::span<const Tensors> tensors);
   void start(std::span<const OperationPtr> operations, std::span<const Tensors> tensors, bool wake);
   /// Starts operations of which some are on a device. `names` holds a name per tensor, unless they form a group.
   Handle start_staged(const RequestView& request, std::span<const std::string_view> names,

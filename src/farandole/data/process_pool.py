@@ -106,9 +106,14 @@ class ProcessPool(ReadPool[RowGroup, Piece]):
         return taken
 
     def _lease(self) -> "_Process":
-        process = _take_process(self._sent)
-        self._leased.append(process)
-        return process
+        """Return a process that has loaded the function; if a new one ends at once, its first answer tells."""
+        while True:
+            process, fresh = _take_process()
+            self._leased.append(process)  # before the function is loaded, so that `close` can kill the process
+            if process.begin(self._sent) or fresh or self._closed.is_set():
+                return process
+            self._leased.remove(process)
+            _end(process)  # it had no pool for too long
 
 
 class _Process:
@@ -200,15 +205,11 @@ _lock = threading.Lock()
 _idle: list[_Process] = []
 
 
-def _take_process(sent: bytes) -> _Process:
-    """Return a process that has loaded the function; if a new one ends at once, its first answer tells."""
-    while True:
-        with _lock:
-            idle = _idle.pop() if _idle else None
-        process = idle or _Process()
-        if process.begin(sent) or idle is None:
-            return process
-        _end(process)  # it had no pool for too long
+def _take_process() -> tuple[_Process, bool]:
+    """Return a process that waits for a pool, or a new one, and whether it is new."""
+    with _lock:
+        idle = _idle.pop() if _idle else None
+    return (idle, False) if idle is not None else (_Process(), True)
 
 
 def _give_back(process: _Process) -> None:
