@@ -27,7 +27,7 @@ ENVIRONMENT = (
     PACKAGE / "integrations" / "flyte",
     PACKAGE / "integrations" / "mpi_operator.py",
 )
-NATIVE = (PACKAGE / "core",)
+NATIVE = (PACKAGE / "core", PACKAGE / "data")
 VAGUE_NAMES = ("common", "helper", "misc", "util", "utils")
 # Optional packages: a test module calls pytest.importorskip before it imports one of them.
 OPTIONAL = {
@@ -63,7 +63,7 @@ def breaches_in_python(path: Path, text: str) -> Iterator[str]:
             if not _within(path, ENVIRONMENT):
                 yield f"{path}:{node.lineno}: settings come from Config, the place of a rank from its context"
         elif isinstance(node, ast.ImportFrom) and node.module == "farandole._native" and not _within(path, NATIVE):
-            yield f"{path}:{node.lineno}: only the core meets the native module"
+            yield f"{path}:{node.lineno}: only core and data meet the native module"
 
 
 def breaches_in_tests(path: Path, text: str) -> Iterator[str]:

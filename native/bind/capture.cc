@@ -274,8 +274,8 @@ Captured capture_dlpack(nb::handle tensor, std::string_view name) {
 
 }  // namespace
 
-LentBuffer::LentBuffer(nb::handle exporter) {
-  if (PyObject_GetBuffer(exporter.ptr(), &view_, PyBUF_FULL_RO) != 0) throw nb::python_error();
+LentBuffer::LentBuffer(nb::handle exporter, int flags) {
+  if (PyObject_GetBuffer(exporter.ptr(), &view_, flags) != 0) throw nb::python_error();
 }
 
 LentBuffer::~LentBuffer() {

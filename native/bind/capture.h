@@ -18,8 +18,8 @@ namespace farandole {
 class LentBuffer {
  public:
   LentBuffer() = default;
-  /// Throws the exporter's error.
-  explicit LentBuffer(nanobind::handle exporter);
+  /// Throws the exporter's error, for example if it has no buffer of the kind that `flags` ask for.
+  explicit LentBuffer(nanobind::handle exporter, int flags = PyBUF_FULL_RO);
   ~LentBuffer();
   LentBuffer(LentBuffer&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
   LentBuffer& operator=(LentBuffer&& other) noexcept {

@@ -23,7 +23,9 @@
 #include "base/reduce.h"
 #include "bind/calls.h"
 #include "bind/capture.h"
+#include "bind/copy_rows.h"
 #include "bind/handle.h"
+#include "bind/read_files.h"
 #include "bind/released.h"
 #include "bind/request.h"
 #include "collectives/grid.h"
@@ -301,4 +303,7 @@ NB_MODULE(_native, m) {
   define_trace(m);
   define_plugins(m);
   m.def("simd_level", &simd_level);
+  m.def("copy_rows", &copy_rows, "target"_a, "rows"_a, nb::sig("def copy_rows(target: Any, rows: list[Any]) -> None"));
+  m.def("read_files", &read_files, "parts"_a,
+        nb::sig("def read_files(parts: Sequence[tuple[str, int, int]]) -> list[tuple[bytes, int, int] | OSError]"));
 }

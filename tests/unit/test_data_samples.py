@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 import tempfile
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
@@ -23,6 +25,7 @@ from PIL import Image
 from pyarrow import feather
 
 from farandole.data import ArrowSource, CachedSource, FieldOptions, FileSource, Loader, ParquetSource, Reading, files
+from farandole.data.rounds import Reader
 from farandole.data.sample_formats import _tar_files
 from farandole.errors import ConfigError, DataError, SourceError
 
@@ -264,6 +267,55 @@ def test_a_file_that_does_not_stay_is_named(tmp_path: Path, kind: str, change: s
     with pytest.raises(SourceError, match=f"{spoiled.name}: .*{text}"):
         list(batches)
     assert loader.epoch == 0
+
+
+@pytest.mark.parametrize("content", [b"0123\n", b"0\n12\n", b" " * 5])
+def test_a_file_with_other_samples_is_named_even_if_size_and_time_are_the_same(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "0.jsonl"
+    path.write_bytes(b"1\n2\n3")
+    source = files(str(path), format="text")
+    changed = path.stat().st_mtime_ns
+    path.write_bytes(content)
+    os.utime(path, ns=(changed, changed))
+    with pytest.raises(SourceError, match=r"block 0 has \d samples, and had 3 when it was opened; has the file changed\?"):
+        list(Loader(source, batch_size=1, policy="drop"))
+    with pytest.raises(SourceError, match="block 0 has 0 samples"):
+        next(source._decoded(source.row_groups[0], b""))
+
+
+@pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.parametrize("change", ["changed", "grown", "vanished"])
+def test_of_files_read_together_the_one_that_does_not_stay_is_named(
+    tmp_path: Path, change: str, processes: bool
+) -> None:
+    write(tmp_path, "images", [8])
+    source = files(str(tmp_path))
+    spoiled = tmp_path / "class0" / "3.png"
+    content = spoiled.read_bytes()
+    if change == "vanished":
+        spoiled.unlink()
+    else:
+        spoiled.write_bytes(content[::-1] if change == "changed" else content + b" ")
+    answers = Reader(source, ()).each(source.row_groups, {})
+    assert [isinstance(each, SourceError) for each in answers] == [number == 3 for number in range(8)]
+    text = "vanished since it was listed" if change == "vanished" else "has changed while it was being read"
+    reading = Reading(shuffle=False, workers=1, processes=processes)
+    with pytest.raises(SourceError, match=rf"3\.png: .*{text}"):
+        list(Loader(source, batch_size=4, policy="drop", reading=reading))
+
+
+def test_images_may_be_transposed(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(image(number, (90, 70)))
+    source = files(str(tmp_path), format="bytes", decode=lambda sample: {"x": pixels(sample["data"])})
+    (batch,) = Loader(source, batch_size=3, policy="drop", reading=Reading(shuffle=False))
+    assert batch["x"].shape == (3, 3, 90, 70)  # type: ignore[union-attr]
+    assert batch["x"][:, 2, 89, 69].tolist() == [0, 1, 2]  # type: ignore[index, union-attr]
+
+
+def pixels(data: bytes) -> NDArray[np.uint8]:
+    """Return an image as channels, rows, columns, as torch wants it."""
+    return np.asarray(Image.open(io.BytesIO(data))).transpose(2, 0, 1)
 
 
 def test_a_cache_holds_decoded_samples(tmp_path: Path) -> None:

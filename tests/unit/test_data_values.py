@@ -63,6 +63,13 @@ def test_large_rows_of_several_types_get_one_that_holds_all() -> None:
     assert gathered.dtype == np.int64 and gathered[:, 0].tolist() == [3, 2**60]
 
 
+def test_large_rows_may_lie_in_any_order_in_memory() -> None:
+    image = np.frombuffer(bytes(range(256)) * 192, np.uint8).reshape(128, 128, 3)
+    transposed = image.transpose(2, 0, 1)[np.newaxis]
+    whole = join_values([LooseRows([transposed, transposed[:, :, ::-1]])])
+    assert np.array_equal(whole, np.stack([image.transpose(2, 0, 1), image.transpose(2, 0, 1)[:, ::-1]]))  # type: ignore[arg-type]
+
+
 def test_an_empty_part_does_not_make_small_rows_large() -> None:
     scratch: dict[str, NDArray[np.generic]] = {}
     gathered = gather_rows([np.arange(0), np.arange(4), np.arange(2)], np.array([5, 0, 3]), scratch, "x")

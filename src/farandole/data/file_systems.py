@@ -13,6 +13,7 @@ import pyarrow as pa
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 
+from farandole._native import read_files
 from farandole.data.far_files import list_places, look_at, range_client
 from farandole.data.partitions import base_of
 from farandole.data.places import files_below, has_signs, inner_path
@@ -212,17 +213,29 @@ class Files:
     def read_here(self, file: File, first: int, last: int) -> bytes:
         """Return bytes `first` to `last` (-1: the end) of a local file; raises as `open` and `check` do.
 
-        For small files: it makes four system calls. A thread gives up Python's lock for each one, and has to wait for
-        it afterwards while other threads decode."""
+        For small files, whose contents should be in memory at once."""
         with self.reading(file):
-            opened = os.open(file.path, os.O_RDONLY)
-            try:
-                data = _read_bytes(opened, first, file.size if last < 0 else last)
-                now = _local_file(file.path, os.fstat(opened))
-            finally:
-                os.close(opened)
+            found = self._read_parts([(file, first, last)])[0]
+            if isinstance(found, OSError):
+                raise found
+        data, now = found
         self._compare(file, now)
         return data
+
+    def read_each(self, parts: Sequence[tuple[File, int, int]]) -> list[bytes | None]:
+        """Return the bytes of each part as `read_here` does, but None where it would raise an error."""
+        found = self._read_parts(parts)
+        return [
+            None if isinstance(each, OSError) or each[1] != file else each[0]
+            for (file, _, _), each in zip(parts, found, strict=True)
+        ]
+
+    def _read_parts(self, parts: Sequence[tuple[File, int, int]]) -> list[tuple[bytes, File] | OSError]:
+        found = read_files([(file.path, first, file.size if last < 0 else last) for file, first, last in parts])
+        return [
+            each if isinstance(each, OSError) else (each[0], File(file.path, each[1], str(each[2])))
+            for (file, _, _), each in zip(parts, found, strict=True)
+        ]
 
     @contextmanager
     def reading(self, file: File) -> Iterator[None]:
@@ -344,15 +357,7 @@ class Files:
 
 
 def _local_file(path: str, found: os.stat_result) -> File:
-    return File(path, found.st_size, str(found.st_mtime))
-
-
-def _read_bytes(opened: int, first: int, last: int) -> bytes:
-    """Return bytes `first` to `last` of a file, fewer if it ends before."""
-    data = os.pread(opened, last - first, first)
-    while first + len(data) < last and (more := os.pread(opened, last - first - len(data), first + len(data))):
-        data += more  # one call reads at most 2 GiB
-    return data
+    return File(path, found.st_size, str(found.st_mtime_ns))
 
 
 def _is_note(path: str, folder: str) -> bool:

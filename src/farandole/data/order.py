@@ -6,6 +6,7 @@ a lane, rows are shuffled in windows. So a rank that takes the rows of some lane
 only a window of each.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -85,12 +86,12 @@ class EpochOrder:
     def extents(self, lane: int, number: int) -> Iterator[Extent]:
         """Yield the extents of the lane's window in round `number`; `shuffled` counts rows in the order of extents."""
         first, last = self._span(lane, number)
-        place = int(self._ends.searchsorted(first, side="right")) - 1
+        groups, ends = self._groups.data, self._ends.data  # single numbers are found faster than in arrays
+        place = bisect_right(ends, first) - 1
         while first < last:
-            start, end = int(self._ends[place]), int(self._ends[place + 1])
-            until = min(last, end)
+            start, until = ends[place], min(last, ends[place + 1])
             if first < until:
-                yield Extent(int(self._groups[place]), first - start, until - start)
+                yield Extent(groups[place], first - start, until - start)
             first, place = until, place + 1
 
     def shuffled(self, lane: int, number: int) -> NDArray[np.int64]:
@@ -98,9 +99,12 @@ class EpochOrder:
         return self._permuted(self.window_rows(lane, number), _WINDOW, lane, number)
 
     def _span(self, lane: int, number: int) -> tuple[int, int]:
-        each, more = divmod(self.order.rows, self.order.lanes)
-        start, end = (place * each + min(place, more) for place in (lane, lane + 1))
-        return tuple(min(end, start + place * self.order.window) for place in (number, number + 1))  # type: ignore[return-value]
+        order = self.order
+        each, more = divmod(order.rows, order.lanes)
+        start = lane * each + min(lane, more)
+        end = start + each + (lane < more)
+        first = start + number * order.window
+        return min(end, first), min(end, first + order.window)
 
     def _permuted(self, count: int, *key: int) -> NDArray[np.int64]:
         seed = self.order.seed

@@ -3,66 +3,119 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError
 from typing import Generic, TypeVar
 
-__all__ = ["PATIENCE", "ReadPool"]
+__all__ = ["PATIENCE", "RUN_BYTES", "Pending", "ReadPool"]
 
 A = TypeVar("A")
 R = TypeVar("R")
 
 # Seconds that closing waits for threads: one that hangs in a remote file system cannot be stopped.
 PATIENCE = 5.0
+# Bytes of the results of a run. Larger results come one by one; for small ones, handing over takes as long as reading.
+RUN_BYTES = 1 << 20
+
+
+class Pending(Generic[R]):
+    """A result of a pool, or an error, that comes; `ReadPool.wait` waits for it.
+
+    A future of the standard library consists of seven objects, which make Python's garbage collector run more often."""
+
+    __slots__ = ("_outcome", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self._outcome: R | BaseException
+
+    @property
+    def failed(self) -> bool:
+        """Whether the error has come."""
+        return self.done and isinstance(self._outcome, BaseException)
+
+    def settle(self, outcome: R | BaseException) -> None:
+        """Give the result, or the error that `result` is to raise; only the pool calls this."""
+        self._outcome = outcome
+        self.done = True
+
+    def result(self) -> R:
+        """Return the result, which must have come, or raise the error."""
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
 
 
 class ReadPool(Generic[A, R]):
-    """Daemon threads that call `act`, in the order of `submit`; close the pool to end them.
+    """Daemon threads that act on arguments, in the order of `submit`; close the pool to end them.
 
+    `act` gets a run of arguments, and yields a result or an error for each. A run is as long as its results, of which
+    `weigh` estimates the bytes, are smaller than `RUN_BYTES`, but no longer than a thread's share of what is queued.
     `threads` returns the number of threads, at least 1, that are useful now. The pool has no more: idle threads would
     slow the busy ones by more than a request costs.
     `concurrent.futures.ThreadPoolExecutor` is not used: it waits for a hanging read, at the latest when the interpreter
     exits.
     """
 
-    def __init__(self, act: Callable[[A], R], threads: Callable[[], int]) -> None:
-        self._act, self._wanted = act, threads
-        self._asked: queue.SimpleQueue[tuple[A, Future[R]] | None] = queue.SimpleQueue()
+    def __init__(
+        self,
+        act: Callable[[Sequence[A]], Iterable[R | BaseException]],
+        threads: Callable[[], int],
+        weigh: Callable[[A], int],
+    ) -> None:
+        self._act, self._wanted, self._weigh = act, threads, weigh
+        self._asked: queue.SimpleQueue[tuple[A, Pending[R]] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._counting = threading.Lock()
-        self._unfinished: set[Future[R]] = set()
+        self._changed = threading.Condition(threading.Lock())
+        self._unfinished: set[Pending[R]] = set()
+        self._awaited: set[Pending[R]] = set()
         self._threads: list[threading.Thread] = []
 
-    def submit(self, argument: A) -> "Future[R]":
-        """Queue `act(argument)` and return its future at once; after `cancel`, the future is cancelled."""
-        future: Future[R] = Future()
-        with self._counting:
+    def submit(self, argument: A) -> Pending[R]:
+        """Queue an argument and return its pending result at once; after `cancel`, this is `CancelledError`."""
+        pending: Pending[R] = Pending()
+        with self._changed:
             if self._closed.is_set():
-                _end(future)
-                return future
-            self._unfinished.add(future)
-            self._asked.put((argument, future))
+                pending.settle(CancelledError())
+                return pending
+            self._unfinished.add(pending)
+            self._asked.put((argument, pending))
             self._enlarge()
-        return future
+        return pending
+
+    def wait(self, pending: Sequence[Pending[R]], timeout: float) -> bool:
+        """Block until these have come, or `timeout` seconds have passed; return whether they have come.
+
+        Raises the error of the first that failed, even if others have not come. Only one thread may wait at a time."""
+        with self._changed:
+            if not any(each.failed for each in pending):
+                self._awaited = {each for each in pending if not each.done}
+                self._changed.wait_for(lambda: not self._awaited, timeout)
+        for each in pending:
+            if each.done:
+                each.result()
+        return all(each.done for each in pending)
 
     @property
     def unfinished(self) -> int:
-        """The number of calls that are queued or running."""
+        """The number of arguments whose results have not come."""
         return len(self._unfinished)
 
     def cancel(self) -> None:
-        """Cancel all unfinished calls, so that nobody waits for them, and let each thread end after its current call.
+        """Cancel all unfinished results, so that nobody waits, and let each thread end after its current argument.
 
         Returns at once."""
-        with self._counting:
+        with self._changed:
             self._closed.set()
             while self._unfinished:
-                _end(self._unfinished.pop())
+                self._unfinished.pop().settle(CancelledError())
+            self._awaited.clear()
+            self._changed.notify_all()
             for _ in self._threads:
                 self._asked.put(None)
 
     def close(self) -> None:
-        """Cancel all unfinished calls, and wait up to `PATIENCE` seconds in all for the threads to end."""
+        """Cancel all unfinished results, and wait up to `PATIENCE` seconds in all for the threads to end."""
         self.cancel()
         self.join(PATIENCE)
 
@@ -73,43 +126,53 @@ class ReadPool(Generic[A, R]):
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            argument, future = asked
-            if self._closed.is_set():
-                continue
-            try:
-                result: R | BaseException = self._act(argument)
-            except BaseException as error:
-                result = error
-            if not self._settle([(future, result)]):
-                return
+        while run := self._take(wait=True):
+            results = self._act([argument for argument, _ in run])
+            for (_, pending), result in zip(run, results, strict=True):
+                self._settle([(pending, result)])
+                if self._closed.is_set():
+                    return
+            with self._changed:
+                if len(self._threads) > self._wanted():
+                    self._threads.remove(threading.current_thread())
+                    return
 
-    def _settle(self, results: Iterable[tuple["Future[R]", R | BaseException]]) -> bool:
-        """Give the futures their results or errors; return False if this thread must end, as others suffice."""
-        with self._counting:
+    def _take(self, *, wait: bool) -> list[tuple[A, Pending[R]]]:
+        """Take a run from the queue; an empty one if there is nothing to wait for, or the pool is closed."""
+        taken: list[tuple[A, Pending[R]]] = []
+        nbytes = 0
+        while nbytes < RUN_BYTES and not self._closed.is_set():
+            try:
+                asked = self._asked.get(block=wait and not taken)
+            except queue.Empty:
+                break
+            if asked is None:
+                break  # closed
+            taken.append(asked)
+            nbytes += self._weigh(asked[0])
+            if len(taken) * self._wanted() > self._asked.qsize():
+                break
+        return taken
+
+    def _settle(self, outcomes: Iterable[tuple[Pending[R], R | BaseException]]) -> None:
+        """Give results or errors to those who wait for them."""
+        with self._changed:
             if self._closed.is_set():
-                return True  # the calls were cancelled meanwhile
-            for future, result in results:
-                if isinstance(result, BaseException):
-                    future.set_exception(result)  # raised by `future.result()`
-                else:
-                    future.set_result(result)
-                self._unfinished.remove(future)
-            if len(self._threads) > self._wanted():
-                self._threads.remove(threading.current_thread())
-                return False
+                return  # the results were cancelled meanwhile
+            for pending, outcome in outcomes:
+                pending.settle(outcome)
+                self._unfinished.remove(pending)
+                if pending in self._awaited:
+                    self._awaited.remove(pending)
+                    if isinstance(outcome, BaseException):
+                        self._awaited.clear()
+                    if not self._awaited:
+                        self._changed.notify_all()
             self._enlarge()
-        return True
 
     def _enlarge(self) -> None:
-        """Start a thread if there are more unfinished calls than threads, and one more thread is useful."""
+        """Start a thread if there are more unfinished results than threads, and one more thread is useful."""
         if len(self._threads) < min(len(self._unfinished), self._wanted()) and not self._closed.is_set():
             name = f"farandole-read-{len(self._threads)}"
             self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
             self._threads[-1].start()
-
-
-def _end(future: "Future[R]") -> None:
-    """Cancel a future that no thread has settled, and tell those who wait for it."""
-    future.cancel()
-    future.set_running_or_notify_cancel()  # `concurrent.futures.wait` waits for this call

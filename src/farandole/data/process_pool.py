@@ -6,13 +6,11 @@ next one, in another epoch or of another loader; see `farandole.data.reading_pro
 import atexit
 import os
 import pickle
-import queue
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Pipe
 from typing import TypeAlias
@@ -21,7 +19,7 @@ import cloudpickle
 import numpy as np
 
 from farandole.data import reading_process
-from farandole.data.pool import PATIENCE, ReadPool
+from farandole.data.pool import PATIENCE, Pending, ReadPool
 from farandole.data.reading_process import READY, Answer, SharedMemory
 from farandole.data.rounds import Piece
 from farandole.data.row_groups import RowGroup
@@ -30,29 +28,30 @@ from farandole.errors import SourceError
 
 __all__ = ["ProcessPool", "end_idle"]
 
-_Asked: TypeAlias = list[tuple[RowGroup, "Future[Piece]"]]
+_Asked: TypeAlias = list[tuple[RowGroup, Pending[Piece]]]
 
 # Seconds until a process ends that no pool uses.
 _IDLE = 60.0
 # Requests that a process has at once: it reads for the second while this process takes the answer to the first.
 _DEPTH = 2
-# Bytes of an answer. Smaller row groups are requested together, because a message takes as long as a small one.
-_ANSWER_BYTES = 1 << 20
 # Seconds for a process to end its requests when the pool is closed; then it is killed.
 _PATIENCE = 1.0
 
 
 class ProcessPool(ReadPool[RowGroup, Piece]):
-    """`count` processes that call `act`, each with a thread here; close the pool to let them go.
+    """`count` processes that act on runs of row groups, each with a thread here; close the pool to let them go.
 
-    `act` is pickled by cloudpickle; `row_bytes` is an estimate. Futures raise the errors of `act`, and `SourceError` if
-    a process dies."""
+    `act` is pickled by cloudpickle. The error of a result is that of `act`, or `SourceError` if a process has died."""
 
-    def __init__(self, act: Callable[[RowGroup], Piece], count: int, row_bytes: int) -> None:
-        super().__init__(act, lambda: count)
+    def __init__(
+        self,
+        act: Callable[[Sequence[RowGroup]], Iterable[Answer]],
+        count: int,
+        weigh: Callable[[RowGroup], int],
+    ) -> None:
+        super().__init__(act, lambda: count, weigh)
         # With this process's module search path, to import objects that are pickled by name.
         self._sent = pickle.dumps((sys.path, cloudpickle.dumps(act)))
-        self._count, self._row_bytes = count, row_bytes
         self._leased: list[_Process] = []
 
     def close(self) -> None:
@@ -73,7 +72,7 @@ class ProcessPool(ReadPool[RowGroup, Piece]):
                     process = process or self._lease()
                     process.ask([row_group for row_group, _ in asked])
                 except Exception as error:  # no process can be started
-                    self._settle((future, error) for _, future in underway.pop())
+                    self._settle((pending, error) for _, pending in underway.pop())
             if process is None or not underway:
                 break
             asked = underway.popleft()
@@ -83,27 +82,10 @@ class ProcessPool(ReadPool[RowGroup, Piece]):
                 answers = [_lost(process, row_group, error) for row_group, _ in asked]
             except Exception as error:  # an answer cannot be unpickled here
                 answers = [error] * len(asked)
-            self._settle(zip((future for _, future in asked), answers, strict=True))
+            self._settle(zip((pending for _, pending in asked), answers, strict=True))
         if process is not None:
             self._leased.remove(process)
             _give_back(process)
-
-    def _take(self, *, wait: bool) -> _Asked:
-        """Take calls from the queue, at most this thread's share of them; none once the pool is closed."""
-        taken: _Asked = []
-        nbytes = 0
-        while nbytes < _ANSWER_BYTES and not self._closed.is_set():
-            try:
-                asked = self._asked.get(block=wait and not taken)
-            except queue.Empty:
-                break
-            if asked is None:
-                break  # closed
-            taken.append(asked)
-            nbytes += asked[0].rows * self._row_bytes
-            if len(taken) * self._count > self._asked.qsize():
-                break
-        return taken
 
     def _lease(self) -> "_Process":
         """Return a process that has loaded the function; if a new one ends at once, its first answer tells."""

@@ -1,6 +1,6 @@
 """Reading of one rank's rows: its settings, and the pieces from which batches are cut."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -13,9 +13,9 @@ from farandole.data.batches import joined, rows_of
 from farandole.data.fields import FieldOptions
 from farandole.data.order import EpochOrder
 from farandole.data.plans import GlobalPlan
-from farandole.data.pool import ReadPool
+from farandole.data.pool import RUN_BYTES, ReadPool
 from farandole.data.process_pool import ProcessPool
-from farandole.data.rounds import Piece, Reader, Transform, read_ahead, read_rounds
+from farandole.data.rounds import Piece, Reader, Transform, attempt, read_ahead, read_rounds
 from farandole.data.row_groups import RowGroup, in_flight
 from farandole.data.settings import check_count, check_seconds
 from farandole.errors import ConfigError, DataError
@@ -90,10 +90,6 @@ def read_pieces(
     is taken from there once, and not read again."""
     transform, groups = asked.transform, reader.source.row_groups
 
-    def read(group: RowGroup) -> Piece:
-        table = known.pop(group, None)
-        return reader(group) if table is None else reader.convert(group, table)
-
     with ExitStack() as stack:
         # Threads that wait for a store use no processor: one for each request in flight, and a quarter more to decode.
         far = not asked.processes and in_flight(reader.source) > 0
@@ -102,18 +98,24 @@ def read_pieces(
         def wanted() -> int:
             return in_flight(reader.source) if far else least
 
+        def weigh(group: RowGroup) -> int:
+            return RUN_BYTES if far else group.rows * row_bytes
+
         pool: ReadPool[RowGroup, Piece]
         if asked.processes:
-            pool = ProcessPool(partial(_read_transformed, reader, transform), asked.workers, row_bytes)
+            pool = ProcessPool(partial(_each_transformed, reader, transform), asked.workers, weigh)
             transform = None
         else:
-            pool = ReadPool(read, lambda: max(least, wanted() * 5 // 4) if far else least)
+            pool = ReadPool(
+                partial(reader.each, known=known), lambda: max(least, wanted() * 5 // 4) if far else least, weigh
+            )
         stack.callback(pool.close)
         rounds = read_rounds(
             order,
             plan,
             rank,
             read=lambda number: pool.submit(groups[number]),
+            wait=pool.wait,
             ahead=asked.ahead,
             most_ahead=min(_ROUNDS_AHEAD, _BYTES_AHEAD // (row_bytes * order.order.round_rows)) if asked.ahead else 0,
             hungry=lambda: pool.unfinished < wanted(),
@@ -140,8 +142,11 @@ def checked_meanwhile(items: Generator[T], check: Callable[[], None]) -> Generat
             yield from items
 
 
-def _read_transformed(reader: Reader, transform: Transform | None, group: RowGroup) -> Piece:
-    return transformed(transform, reader(group))
+def _each_transformed(
+    reader: Reader, transform: Transform | None, groups: Sequence[RowGroup]
+) -> Iterator[Piece | BaseException]:
+    for piece in reader.each(groups, {}):
+        yield piece if isinstance(piece, BaseException) else attempt(transformed, transform, piece)
 
 
 def transformed(transform: Transform | None, piece: Piece) -> Piece:

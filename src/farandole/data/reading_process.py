@@ -10,7 +10,7 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import TypeAlias
 
@@ -25,7 +25,7 @@ READY = b"ready"
 _LEAST_SHARED = 1 << 10
 
 # A row group's rows, or the error of reading or transforming them.
-Answer: TypeAlias = Piece | Exception
+Answer: TypeAlias = Piece | BaseException
 
 
 class SharedMemory:
@@ -72,12 +72,7 @@ def _serve(connection: Connection, shared: Sequence[SharedMemory]) -> None:
     connection.send_bytes(READY)
     while (asked := pickle.loads(connection.recv_bytes())) is not None:
         place, row_groups = asked
-        answers: list[Answer] = []
-        for row_group in row_groups:
-            try:
-                answers.append(act(row_group))
-            except Exception as error:
-                answers.append(_sendable(error))
+        answers = [_sendable(each) if isinstance(each, BaseException) else each for each in act(row_groups)]
         try:
             message = _written(answers, shared[place])
         except Exception as error:  # columns that cannot be pickled
@@ -87,15 +82,15 @@ def _serve(connection: Connection, shared: Sequence[SharedMemory]) -> None:
         memory.unmap(free=True)
 
 
-def _loaded(sent: bytes) -> Callable[[RowGroup], Piece]:
-    """Return the parent's function, or one that raises the error of loading it."""
+def _loaded(sent: bytes) -> Callable[[Sequence[RowGroup]], Iterable[Answer]]:
+    """Return the parent's function, or one that answers with the error of loading it."""
     try:
-        act: Callable[[RowGroup], Piece] = pickle.loads(sent)
+        act: Callable[[Sequence[RowGroup]], Iterable[Answer]] = pickle.loads(sent)
     except Exception as error:
         failure = error
 
-        def act(row_group: RowGroup) -> Piece:
-            raise failure
+        def act(row_groups: Sequence[RowGroup]) -> Iterable[Answer]:
+            return [failure] * len(row_groups)
 
     return act
 
@@ -123,7 +118,7 @@ def _written(answers: Sequence[Answer], memory: SharedMemory) -> bytes:
     return pickle.dumps((end, spans, head))
 
 
-def _sendable(error: Exception) -> Exception:
+def _sendable(error: BaseException) -> BaseException:
     """Return the error, or a `RuntimeError` with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -4,10 +4,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +17,16 @@ from farandole.data import pool
 from farandole.data.fields import Field
 from farandole.data.order import EpochOrder, Extent
 from farandole.data.plans import GlobalPlan
-from farandole.data.row_groups import RowGroup, Source
+from farandole.data.pool import Pending
+from farandole.data.row_groups import RowGroup, Source, contents_of
 from farandole.data.values import LooseRows, Values, ValuesOrLoose, gather_rows, own_rows
 from farandole.errors import DataError, SourceError
 
-__all__ = ["Columns", "Piece", "Reader", "Transform", "read_ahead", "read_rounds"]
+__all__ = ["Columns", "Piece", "Reader", "Transform", "attempt", "read_ahead", "read_rounds"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 Columns: TypeAlias = dict[str, Values]
 Piece: TypeAlias = dict[str, ValuesOrLoose]  # of a batch; `LooseRows` are copied to the batch
@@ -35,18 +40,31 @@ class Reader:
     source: Source
     fields: tuple[Field, ...]
 
+    def each(self, row_groups: Sequence[RowGroup], known: dict[RowGroup, pa.Table]) -> Iterator[Piece | BaseException]:
+        """Yield all columns of each row group, or an error that names it: mostly `DataError` or `SourceError`.
+
+        Row groups in `known` were read before: each is taken from there once, and not read again."""
+        for row_group, content in zip(row_groups, contents_of(self.source, row_groups), strict=True):
+            table = known.pop(row_group, None) if known else None
+            if table is None:
+                yield attempt(self._read, row_group, content)
+            else:
+                yield attempt(self._convert, row_group, table)
+
     def __call__(self, row_group: RowGroup) -> Piece:
-        """Return all columns of the row group; raises `DataError` and `SourceError` that name it."""
-        columns: Callable[[RowGroup, Sequence[Field]], Piece] | None = getattr(self.source, "columns", None)
+        """Return all columns of the row group; raises the errors that `each` yields."""
+        return self._read(row_group, None)
+
+    def _read(self, row_group: RowGroup, content: bytes | None) -> Piece:
+        columns: Callable[..., Piece] | None = getattr(self.source, "columns", None)
         if columns is None:
-            return self.convert(row_group, self.source.read(row_group, [field.name for field in self.fields]))
+            return self._convert(row_group, self.source.read(row_group, [field.name for field in self.fields]))
         with self._naming(row_group):
-            made = columns(row_group, self.fields)
+            made = columns(row_group, self.fields, content)
         self._check(row_group, len(next(iter(made.values()))))
         return made
 
-    def convert(self, row_group: RowGroup, table: pa.Table) -> Piece:
-        """Convert a table that was read from the row group; raises as `__call__` does."""
+    def _convert(self, row_group: RowGroup, table: pa.Table) -> Piece:
         self._check(row_group, table.num_rows)
         with self._naming(row_group):
             return {field.name: field.values(table[field.name]) for field in self.fields}
@@ -66,12 +84,20 @@ class Reader:
             raise DataError(error.column, f"{row_group}: {error.problem}") from error
 
 
+def attempt(act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | BaseException:
+    """Return the result of a call, or its error."""
+    try:
+        return act(*args, **kwargs)
+    except BaseException as error:
+        return error
+
+
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A lane's rows of one round: their extents, and the futures of their row groups."""
+    """A lane's rows of one round: their extents, and the row groups, which may be still to come."""
 
     lane: int
-    pieces: list[tuple[Extent, "Future[Piece]"]]
+    pieces: list[tuple[Extent, Pending[Piece]]]
 
 
 def read_rounds(
@@ -79,7 +105,8 @@ def read_rounds(
     plan: GlobalPlan,
     rank: int,
     *,
-    read: Callable[[int], "Future[Piece]"],
+    read: Callable[[int], Pending[Piece]],
+    wait: Callable[[Sequence[Pending[Piece]], float], bool],
     ahead: int,
     most_ahead: int,
     hungry: Callable[[], bool],
@@ -87,14 +114,14 @@ def read_rounds(
 ) -> Iterator[Piece]:
     """Yield the rank's rows of each round from `plan.start` on, in the epoch's order, in one or several pieces.
 
-    `read` starts to read a row group and returns its future. The row groups of `ahead` rounds are started before they
-    are needed. After the first round, which must not wait for later ones, up to `most_ahead` rounds are started while
-    `hungry()` is true. A lane drops a row group when its last row there has been yielded. Raises `SourceError` if a row
-    group is not read within `timeout` seconds.
+    `read` starts to read a row group, and `wait` is that of `ReadPool`. The row groups of `ahead` rounds are started
+    before they are needed. After the first round, which must not wait for later ones, up to `most_ahead` rounds are
+    started while `hungry()` is true. A lane drops a row group when its last row there has been yielded. Raises
+    `SourceError` if a row group is not read within `timeout` seconds.
     """
     whole = order.order
     lanes = plan.lanes_of(rank)
-    held: dict[int, dict[int, Future[Piece]]] = {lane: {} for lane in lanes}
+    held: dict[int, dict[int, Pending[Piece]]] = {lane: {} for lane in lanes}
     waiting: deque[tuple[int, list[_Window]]] = deque()
     scratch: dict[str, NDArray[Any]] = {}  # reused: allocating memory costs more than writing to it
     first = plan.start // whole.round_rows
@@ -105,15 +132,16 @@ def read_rounds(
             waiting.append((begun, [_start(order, lane, begun, held[lane], read) for lane in lanes]))
             begun += 1
         number, windows = waiting.popleft()
-        yield from _assemble(order, plan, rank, number, windows, timeout, scratch)
+        come = partial(_come, wait, timeout, time.monotonic() + timeout)
+        yield from _assemble(order, plan, rank, number, windows, come, scratch)
 
 
 def _start(
     order: EpochOrder,
     lane: int,
     number: int,
-    held: dict[int, "Future[Piece]"],
-    read: Callable[[int], "Future[Piece]"],
+    held: dict[int, Pending[Piece]],
+    read: Callable[[int], Pending[Piece]],
 ) -> _Window:
     pieces = []
     for extent in order.extents(lane, number):
@@ -132,24 +160,21 @@ def _assemble(
     rank: int,
     number: int,
     windows: list[_Window],
-    timeout: float,
+    come: Callable[[Sequence[Pending[Piece]]], None],
     scratch: dict[str, NDArray[Any]],
 ) -> Iterator[Piece]:
     rows = _rows_in_pool(order, plan, rank, number, windows)
-    deadline = time.monotonic() + timeout
     asked = [piece for window in windows for piece in window.pieces]
-    found = ((extent, _result(future, deadline, timeout)) for extent, future in asked)
     if isinstance(rows, slice):
         # Slices of row groups: no rows are copied, and each row group is awaited only when its rows are due.
-        for extent, columns in _within(found, rows):
+        for extent, pending in _within(asked, rows):
+            come([pending])
+            columns = pending.result()
             yield {name: _own(values[extent.first : extent.last]) for name, values in columns.items()}
         return
     # One waiting for all row groups: waking after each would take Python's lock from the threads that decode.
-    ended, _ = wait((future for _, future in asked), timeout, FIRST_EXCEPTION)
-    for _, future in asked:
-        if future in ended:
-            future.result()  # raises the error of the first that failed, also if an earlier one has not come
-    if pieces := list(found):
+    come([pending for _, pending in asked])
+    if pieces := [(extent, pending.result()) for extent, pending in asked]:
         yield {
             name: gather_rows([columns[name][each.first : each.last] for each, columns in pieces], rows, scratch, name)
             for name in pieces[0][1]
@@ -160,22 +185,26 @@ def _own(values: ValuesOrLoose) -> ValuesOrLoose:
     return values if isinstance(values, LooseRows) else own_rows(values)
 
 
-def _within(pieces: Iterable[tuple[Extent, Piece]], rows: slice) -> Iterator[tuple[Extent, Piece]]:
+def _within(pieces: Iterable[tuple[Extent, T]], rows: slice) -> Iterator[tuple[Extent, T]]:
     """Yield the parts of consecutive pieces that are in the range `rows` of all their rows."""
     passed = 0
-    for extent, columns in pieces:
+    for extent, piece in pieces:
         first = extent.first + max(0, rows.start - passed)
         last = min(extent.last, extent.first + rows.stop - passed)
         if first < last:
-            yield Extent(extent.row_group, first, last), columns
+            yield Extent(extent.row_group, first, last), piece
         passed += extent.last - extent.first
 
 
-def _result(future: "Future[Piece]", deadline: float, timeout: float) -> Piece:
-    try:
-        return future.result(max(0.0, deadline - time.monotonic()))
-    except TimeoutError as error:
-        raise SourceError("the data", f"a row group has not come within {timeout:g} s; raise the timeout") from error
+def _come(
+    wait: Callable[[Sequence[Pending[Piece]], float], bool],
+    timeout: float,
+    deadline: float,
+    pending: Sequence[Pending[Piece]],
+) -> None:
+    """Wait for row groups; raises the error of one that failed, and `SourceError` at the deadline."""
+    if not wait(pending, max(0.0, deadline - time.monotonic())):
+        raise SourceError("the data", f"a row group has not come within {timeout:g} s; raise the timeout")
 
 
 def _rows_in_pool(

@@ -4,6 +4,7 @@ Imports no module that reads files: ranks that get a DataFrame's rows start with
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +23,7 @@ __all__ = [
     "RowGroup",
     "RowGroups",
     "Source",
+    "contents_of",
     "fingerprint",
     "identity_of",
     "in_flight",
@@ -79,9 +81,9 @@ class RowGroups(Sequence[RowGroup]):
         if isinstance(place, slice):
             return tuple(self[each] for each in range(*place.indices(len(self))))
         at = range(len(self))[place]
-        file = int(self._ends.searchsorted(at, side="right"))
-        before = int(self._ends[file - 1]) if file else 0
-        return RowGroup(self.files[file], at - before, int(self.rows[at]))
+        rows, ends = self.rows.data, self._ends.data  # single numbers are found faster than in arrays
+        file = bisect_right(ends, at)
+        return RowGroup(self.files[file], at - (ends[file - 1] if file else 0), rows[at])
 
     def __iter__(self) -> Iterator[RowGroup]:
         first = 0
@@ -157,6 +159,14 @@ def identity_of(source: Source, row_group: RowGroup) -> str:
     Sources that choose or decode rows have a method `identity` for that. For others, returns ""."""
     identity: Callable[[RowGroup], str] | None = getattr(source, "identity", None)
     return "" if identity is None else identity(row_group)
+
+
+def contents_of(source: Source, row_groups: Sequence[RowGroup]) -> Sequence[bytes | None]:
+    """Return the bytes of each row group, read together, for `source.columns`; None for those it reads by itself.
+
+    Sources of small files have a method `contents` for that."""
+    contents: Callable[[Sequence[RowGroup]], Sequence[bytes | None]] | None = getattr(source, "contents", None)
+    return [None] * len(row_groups) if contents is None else contents(row_groups)
 
 
 def recheck(source: Source) -> None:

@@ -32,8 +32,10 @@ Named: TypeAlias = str | Sequence[str] | Callable[[str], bool]
 _OPENERS = 16
 # Bytes to request of a file of unknown size. The answer is the whole file if the file is smaller.
 _FIRST_BYTES = 8 << 20
-# Bytes of the largest local file that is read at once to find its samples.
-_WHOLE_BYTES = 4 << 20
+_WHOLE_FILE = Block(1)
+# To find its samples: bytes of the largest local file that is read at once, and that are read at a time of larger ones.
+# Threads that read header by header would wait for Python's lock.
+_WHOLE_BYTES, _BUFFER_BYTES = 4 << 20, 256 << 10
 # Least rows of a lane that are shuffled together, for samples in blocks.
 _LEAST_WINDOW = 8
 
@@ -147,8 +149,19 @@ class FileSource:
         table = columns_of([sample for _, sample in decoded], [name for name, _ in decoded], self.schema)
         return table.select(list(columns))
 
-    def columns(self, row_group: RowGroup, fields: Sequence[Field]) -> dict[str, ValuesOrLoose]:
-        """Read, decode and convert samples; raises as `read` and `Field.values` do.
+    def contents(self, row_groups: Sequence[RowGroup]) -> Sequence[bytes | None]:
+        """See `farandole.data.row_groups.contents_of`; None for files that have changed, which `columns` then names."""
+        if not self._files.local or len(row_groups) == 1:
+            return [None] * len(row_groups)
+        blocks = [self._block(row_group) for row_group in row_groups]
+        return self._files.read_each(
+            [(group.file, block.first, block.last) for group, block in zip(row_groups, blocks, strict=True)]
+        )
+
+    def columns(
+        self, row_group: RowGroup, fields: Sequence[Field], content: bytes | None = None
+    ) -> dict[str, ValuesOrLoose]:
+        """Decode and convert samples, read here unless `contents` has; raises as `read` and `Field.values` do.
 
         Most columns are converted without Arrow, which would add a sixth of the time of decoding a small image."""
         kinds = {field.name: self.schema.field(field.name) for field in fields}
@@ -159,7 +172,7 @@ class FileSource:
         }
         names: list[str] = []
         others: dict[str, list[Any]] = {field.name: [] for field in fields if field.name not in stacks}
-        for name, sample in self._decoded(row_group):
+        for name, sample in self._decoded(row_group, content):
             check_columns([sample], [name], self.schema)
             names.append(name)
             for column, stack in stacks.items():
@@ -186,19 +199,26 @@ class FileSource:
         """Check all files of known size; raises `SourceError` for one that has changed or vanished."""
         self._files.check([file for file in self._listed if file.size >= 0])
 
-    def _decoded(self, row_group: RowGroup) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _decoded(self, row_group: RowGroup, content: bytes | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield name and columns of each sample."""
-        for name, sample in self._format.samples(self._bytes(row_group), row_group.file.path):
+        data, count = self._bytes(row_group) if content is None else content, 0
+        for name, sample in self._format.samples(data, row_group.file.path):
             try:
                 decoded = self._decode(sample)
             except Exception as error:
                 error.add_note(f"in decoding {name}")
                 raise
+            count += 1
             yield name, decoded
+        if count != row_group.rows:
+            problem = f"block {row_group.number} has {count} samples, and had {row_group.rows} when it was opened"
+            raise SourceError(row_group.file.path, f"{problem}; has the file changed?")
+
+    def _block(self, row_group: RowGroup) -> Block:
+        return self._blocks[row_group.file.path][row_group.number] if self._blocks else _WHOLE_FILE
 
     def _bytes(self, row_group: RowGroup) -> bytes:
-        file = row_group.file
-        block = self._blocks[file.path][row_group.number] if self._blocks else Block(1)
+        file, block = row_group.file, self._block(row_group)
         if self._files.local:
             return self._files.read_here(file, block.first, block.last)
         with self._files.fetching(file) as opened:
@@ -229,9 +249,9 @@ class FileSource:
 
     def _blocks_of(self, file: File) -> list[Block]:
         if self._files.local:
-            if file.size <= _WHOLE_BYTES:  # many threads that read header by header would wait for Python's lock
+            if file.size <= _WHOLE_BYTES:
                 return self._format.blocks(io.BytesIO(self._files.read_here(file, 0, -1)), file.path)
-            with self._files.reading(file), open(file.path, "rb") as stream:
+            with self._files.reading(file), io.BufferedReader(io.FileIO(file.path), _BUFFER_BYTES) as stream:
                 return self._format.blocks(stream, file.path)
         with self._files.fetching(file) as opened:
             if opened.far is not None:

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from farandole._native import copy_rows
+
 __all__ = [
     "ALIGNMENT",
     "LARGE_ROW",
@@ -105,11 +107,7 @@ def join_values(parts: Sequence[ValuesOrLoose]) -> Values:
         made = empty_aligned(shape, np.result_type(*{array.dtype for array in arrays}))
         if not isinstance(first, LooseRows) or any(array.dtype != made.dtype for array in arrays):
             return np.concatenate(arrays, out=made)
-        # With Python's lock: numpy gives it up for each row, and waits for it afterwards while other threads decode.
-        bytes_of_rows, place = made.reshape(-1).view(np.uint8).data, 0
-        for array in arrays:
-            bytes_of_rows[place : place + array.nbytes] = array.reshape(-1).view(np.uint8).data
-            place += array.nbytes
+        copy_rows(made, [np.ascontiguousarray(array) for array in arrays])
         return made
     ragged = [part for part in parts if isinstance(part, Ragged | SparseRows)]
     values = np.concatenate([part.values for part in ragged])
