@@ -92,6 +92,18 @@ def test_keys_are_the_same_in_every_process() -> None:
     assert len(set(first)) == 6 and keys([SCRIPT], ALL, seed=2) == first
 
 
+def test_tensors_of_torch_count_with_their_values() -> None:
+    pytest.importorskip("torch")
+    script = "import torch\nfrom farandole.data.function_keys import key_of\ntorch.manual_seed(0)\n"
+    tensors = ["torch.ones(2)", "torch.ones(2, 1)", "torch.ones(2).double()", "torch.ones(4)[1:3]", "torch.zeros(2)"]
+    tensors += ["torch.ones(3, dtype=torch.bfloat16)", "torch.tensor(1j).conj()", "torch.tensor(1j)", "torch.eye(2)"]
+    tensors += ["torch.eye(2).to_sparse()", "torch.nn.Linear(2, 3)", "torch.nn.Linear(2, 3)", "torch.empty(0)"]
+    asked = ", ".join(f"lambda sample, held={each}: held * sample" for each in tensors)
+    first = keys([script], asked, seed=1)
+    assert keys([script], asked, seed=2) == first
+    assert first[3] == first[0] and len(set(first)) == len(tensors) - 1
+
+
 def test_edits_change_keys() -> None:
     scripts = [SCRIPT, *(SCRIPT.replace(old, new) for old, new in EDITS)]
     assert len(set(scripts)) == len(scripts)

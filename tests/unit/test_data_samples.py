@@ -277,7 +277,9 @@ def test_a_file_with_other_samples_is_named_even_if_size_and_time_are_the_same(t
     changed = path.stat().st_mtime_ns
     path.write_bytes(content)
     os.utime(path, ns=(changed, changed))
-    with pytest.raises(SourceError, match=r"block 0 has \d samples, and had 3 when it was opened; has the file changed\?"):
+    with pytest.raises(
+        SourceError, match=r"block 0 has \d samples, and had 3 when it was opened; has the file changed\?"
+    ):
         list(Loader(source, batch_size=1, policy="drop"))
     with pytest.raises(SourceError, match="block 0 has 0 samples"):
         next(source._decoded(source.row_groups[0], b""))

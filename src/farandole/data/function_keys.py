@@ -70,6 +70,8 @@ class _Keys:
             yield from map(self.of, chain.from_iterable(value.items()) if type(value) is dict else value)
         elif type(value) in (set, frozenset):
             yield from sorted(self._items(value))
+        elif _name(type(value)) == "torch.Tensor" and str(value.layout) == "torch.strided":
+            yield from (str((value.dtype, value.shape)).encode(), _bytes_of(value))
         elif isinstance(wrapped := getattr(value, "__wrapped__", None), FunctionType):
             yield self.of(wrapped)  # as of functools.cache
         else:
@@ -130,6 +132,14 @@ def _plain(value: Any) -> str | None:
     kind = type(value)
     items = (*value, *value.values()) if kind is dict else value if kind in (list, tuple) else (value,)
     return repr(value) if set(map(type, items)) <= _PLAIN else None
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    """Return the bytes of a tensor of torch, each of whose pickles has another number."""
+    torch: Any = sys.modules["torch"]
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten()
+    content: bytes = flat.view(torch.uint8).numpy().tobytes()
+    return content
 
 
 def _name(value: FunctionType | type) -> str:
