@@ -6,7 +6,8 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
+#include <string>
+#include <system_error>
 
 #include "base/descriptor.h"
 
@@ -78,8 +79,9 @@ nb::list read_files(const std::vector<FilePart>& parts) {
   for (size_t place = 0; place < readings.size(); ++place) {
     const Reading& read = readings[place];
     if (read.error != 0) {
-      found.append(checked(PyObject_CallFunction(PyExc_OSError, "isO", read.error, strerror(read.error),
-                                                 std::get<0>(parts[place]).ptr())));
+      const std::string text = std::generic_category().message(read.error);
+      found.append(checked(
+          PyObject_CallFunction(PyExc_OSError, "isO", read.error, text.c_str(), std::get<0>(parts[place]).ptr())));
       continue;
     }
     PyObject* bytes = contents[place].release().ptr();
