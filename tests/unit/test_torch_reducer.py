@@ -15,7 +15,7 @@ import torch
 
 from farandole.core.operations.gradients import GradientOptions
 from farandole.torch import reducer
-from farandole.torch.flight import Flight
+from farandole.torch.flight import Flight, InFlight
 from farandole.torch.reducer import Reducer
 
 STEPS = 30
@@ -80,3 +80,24 @@ def test_threads_that_read_gradients_of_a_bucket_copy_its_result_once() -> None:
     for thread in threads:
         thread.join()
     assert len(copies) == 1
+
+
+def test_a_thread_that_reads_a_sparse_gradient_never_sees_one_that_is_not_reduced() -> None:
+    total = torch.full((3,), 2.0).to_sparse()
+    read: list[torch.Tensor] = []
+
+    class Watched(torch.nn.Parameter):
+        """A parameter whose old gradient is read when it has just been replaced, as another thread may."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            held = self.grad
+            super().__setattr__(name, value)
+            if value is total:
+                assert isinstance(held, InFlight)
+                read.append(held.reduced())
+
+    parameter = Watched(torch.zeros(3))
+    parameter.grad = torch.ones(3).to_sparse()
+    InFlight.cover(parameter, lambda _: None)
+    Flight([parameter], lambda: reducer._complete_sparse(parameter, lambda: total)).wait()
+    assert [each is total for each in read] == [True] and parameter.grad is total

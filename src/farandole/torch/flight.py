@@ -34,6 +34,14 @@ class InFlight(torch.Tensor):
         parameter.grad = cover
 
     @classmethod
+    def replace(cls, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Give `parameter` another gradient, which code that holds the cover of the old one reads from now on."""
+        cover = parameter.grad
+        if isinstance(cover, cls):
+            cover.plain = gradient  # first: another thread that sees the new gradient no longer waits
+        parameter.grad = gradient
+
+    @classmethod
     def uncover(cls, parameter: torch.Tensor) -> None:
         """Restore the plain gradient of `parameter`, if it is covered."""
         if isinstance(parameter.grad, cls):
@@ -79,15 +87,11 @@ class Flight:
                 self._land()
 
     def _land(self) -> None:
-        covers = [parameter.grad for parameter in self.parameters]
         try:
             self._complete()
         finally:
-            for parameter, cover in zip(self.parameters, covers, strict=True):
+            for parameter in self.parameters:
                 InFlight.uncover(parameter)
-                # A sparse gradient is replaced by its sum, and code that holds the cover still reads that.
-                if isinstance(cover, InFlight) and parameter.grad is not None:
-                    cover.plain = parameter.grad
         self._landed = [parameter.grad for parameter in self.parameters]
 
     def outlived(self, parameter: torch.Tensor) -> bool:

@@ -290,4 +290,4 @@ def _complete(
 
 
 def _complete_sparse(parameter: Parameter, wait: Callable[[], torch.Tensor]) -> None:
-    parameter.grad = wait()
+    InFlight.replace(parameter, wait())
