@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pickle import PicklingError
 from typing import Any
@@ -19,7 +19,7 @@ import pandas as pd
 
 from farandole.data import FeedLoader, Loader, ParquetSource, Reading, make_batch_reader, process_pool
 from farandole.data.batches import rows_of
-from farandole.data.rounds import Columns
+from farandole.data.rounds import Columns, Piece
 from farandole.data.transform import TransformSpec
 from farandole.errors import ConfigError, DataError, SourceError
 from helpers.datasets import RAGGED, write_rows
@@ -62,6 +62,19 @@ def test_processes_and_threads_give_the_same_batches(tmp_path: Path, shuffle: bo
             batch["pair"][:] += 1  # type: ignore[index,operator]  # its memory is the batch's own
         seen.append([{name: np.asarray(values).tolist() for name, values in batch.items()} for batch in batches])
     assert seen[0] == seen[1]
+
+
+def texts(numbers: Sequence[int]) -> Iterator[Piece]:
+    return ({"text": np.array([f"{number}" * 10_000], object)} for number in numbers)
+
+
+def test_answers_larger_than_a_socket_s_memory_come_while_more_are_requested() -> None:
+    pool = process_pool.ProcessPool(texts, 1, lambda _: 0, str)
+    pending = [pool.submit(number) for number in range(1000)]
+    assert pool.wait(pending, 60)
+    for number, each in enumerate(pending):
+        assert each.result()["text"][0] == f"{number}" * 10_000  # type: ignore[index]
+    pool.close()
 
 
 def die(columns: Columns) -> Columns:

@@ -259,14 +259,13 @@ class Loader:
         self._reader = Reader(self._source, tuple(fields))
 
     def _make_order(self, lanes: int, round_bytes: int, seed: int) -> Order:
-        self._seed = self._reading.seed
-        least = least_window(self._source)
-        return Order(
-            row_groups=rows_in(self._source.row_groups),
-            lanes=lanes,
-            window=self._reading.window or max(least, round_bytes // self._row_bytes // lanes),
-            seed=seed if self._reading.shuffle else None,
-        )
+        asked, rows = self._reading, rows_in(self._source.row_groups)
+        self._seed = asked.seed
+        # The order shuffles row groups. If each is one row, a larger window would only delay the first batch.
+        single = asked.shuffle and rows.max(initial=0) <= 1
+        chosen = 1 if single else max(least_window(self._source), round_bytes // self._row_bytes // lanes)
+        seed_or_none = seed if asked.shuffle else None
+        return Order(row_groups=rows, lanes=lanes, window=asked.window or chosen, seed=seed_or_none)
 
     def _global_plan(self, order: Order) -> GlobalPlan:
         return GlobalPlan(

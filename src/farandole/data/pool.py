@@ -14,8 +14,9 @@ R = TypeVar("R")
 
 # Seconds that closing waits for threads: one that hangs in a remote file system cannot be stopped.
 PATIENCE = 5.0
-# Bytes of the results of a run. Larger results come one by one; for small ones, handing over takes as long as reading.
-RUN_BYTES = 1 << 20
+# Bytes of the results of a run, and its greatest length. Larger results come one by one; for small ones, handing over
+# takes as long as reading.
+RUN_BYTES, _RUN_LENGTH = 1 << 20, 64
 
 
 class Pending(Generic[R]):
@@ -50,7 +51,8 @@ class ReadPool(Generic[A, R]):
     """Daemon threads that act on arguments, in the order of `submit`; close the pool to end them.
 
     `act` gets a run of arguments, and yields a result or an error for each. A run is as long as its results, of which
-    `weigh` estimates the bytes, are smaller than `RUN_BYTES`, but no longer than a thread's share of what is queued.
+    `weigh` estimates the bytes, are smaller than `RUN_BYTES`, but no longer than 64 or a thread's share of what is
+    queued.
     `threads` returns the number of threads, at least 1, that are useful now. The pool has no more: idle threads would
     slow the busy ones by more than a request costs.
     `concurrent.futures.ThreadPoolExecutor` is not used: it waits for a hanging read, at the latest when the interpreter
@@ -141,7 +143,7 @@ class ReadPool(Generic[A, R]):
         """Take a run from the queue; an empty one if there is nothing to wait for, or the pool is closed."""
         taken: list[tuple[A, Pending[R]]] = []
         nbytes = 0
-        while nbytes < RUN_BYTES and not self._closed.is_set():
+        while nbytes < RUN_BYTES and len(taken) < _RUN_LENGTH and not self._closed.is_set():
             try:
                 asked = self._asked.get(block=wait and not taken)
             except queue.Empty:

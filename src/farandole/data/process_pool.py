@@ -22,13 +22,12 @@ from farandole.data import reading_process
 from farandole.data.pool import PATIENCE, Pending, ReadPool
 from farandole.data.reading_process import READY, Answer, SharedMemory
 from farandole.data.rounds import Piece
-from farandole.data.row_groups import RowGroup
 from farandole.data.values import empty_aligned
 from farandole.errors import SourceError
 
 __all__ = ["ProcessPool", "end_idle"]
 
-_Asked: TypeAlias = list[tuple[RowGroup, Pending[Piece]]]
+_Asked: TypeAlias = list[tuple[int, Pending[Piece]]]
 
 # Seconds until a process ends that no pool uses.
 _IDLE = 60.0
@@ -38,20 +37,23 @@ _DEPTH = 2
 _PATIENCE = 1.0
 
 
-class ProcessPool(ReadPool[RowGroup, Piece]):
+class ProcessPool(ReadPool[int, Piece]):
     """`count` processes that act on runs of row groups, each with a thread here; close the pool to let them go.
 
-    `act` is pickled by cloudpickle. The error of a result is that of `act`, or `SourceError` if a process has died."""
+    Arguments are the row groups' numbers, and `name` returns their names. `act` is pickled by cloudpickle. The error of
+    a result is that of `act`, or `SourceError` if a process has died."""
 
     def __init__(
         self,
-        act: Callable[[Sequence[RowGroup]], Iterable[Answer]],
+        act: Callable[[Sequence[int]], Iterable[Answer]],
         count: int,
-        weigh: Callable[[RowGroup], int],
+        weigh: Callable[[int], int],
+        name: Callable[[int], object],
     ) -> None:
         super().__init__(act, lambda: count, weigh)
         # With this process's module search path, to import objects that are pickled by name.
         self._sent = pickle.dumps((sys.path, cloudpickle.dumps(act)))
+        self._name = name
         self._leased: list[_Process] = []
 
     def close(self) -> None:
@@ -70,7 +72,7 @@ class ProcessPool(ReadPool[RowGroup, Piece]):
                 underway.append(asked)
                 try:
                     process = process or self._lease()
-                    process.ask([row_group for row_group, _ in asked])
+                    process.ask([number for number, _ in asked])
                 except Exception as error:  # no process can be started
                     self._settle((pending, error) for _, pending in underway.pop())
             if process is None or not underway:
@@ -79,7 +81,7 @@ class ProcessPool(ReadPool[RowGroup, Piece]):
             try:
                 answers = process.answer()
             except (EOFError, OSError) as error:
-                answers = [_lost(process, row_group, error) for row_group, _ in asked]
+                answers = [_lost(process, self._name(number), error) for number, _ in asked]
             except Exception as error:  # an answer cannot be unpickled here
                 answers = [error] * len(asked)
             self._settle(zip((pending for _, pending in asked), answers, strict=True))
@@ -124,10 +126,12 @@ class _Process:
         except (EOFError, OSError):
             return False
 
-    def ask(self, row_groups: Sequence[RowGroup]) -> None:
-        """Request these row groups; the process must have fewer than `_DEPTH` requests."""
+    def ask(self, numbers: Sequence[int]) -> None:
+        """Request these row groups; the process must have fewer than `_DEPTH` requests.
+
+        Does not wait for the process, which may wait until its answer is received: a socket holds a run of numbers."""
         with suppress(OSError):  # the process has died, which `answer` raises
-            self._connection.send_bytes(pickle.dumps((self._asked % _DEPTH, row_groups)))
+            self._connection.send_bytes(pickle.dumps((self._asked % _DEPTH, numbers)))
         self._asked += 1
 
     def answer(self) -> list[Answer]:
@@ -176,7 +180,7 @@ class _Process:
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def _lost(process: _Process, row_group: RowGroup, error: Exception) -> SourceError:
+def _lost(process: _Process, row_group: object, error: Exception) -> SourceError:
     problem = f"the process that read it ended ({process.ending()}); its own output says why. Was it short of memory?"
     lost = SourceError(str(row_group), problem)
     lost.__cause__ = error

@@ -25,7 +25,7 @@ __all__ = ["Reading", "checked_meanwhile", "read_pieces", "transformed"]
 T = TypeVar("T")
 
 # Limits of the rounds that are read because threads would be idle.
-_ROUNDS_AHEAD = 16
+_ROUNDS_AHEAD = 64
 _BYTES_AHEAD = 64 << 20
 
 
@@ -88,7 +88,7 @@ def read_pieces(
 
     `row_bytes` is an estimate, for the memory that reading ahead may take. Row groups in `known` were read before: each
     is taken from there once, and not read again."""
-    transform, groups = asked.transform, reader.source.row_groups
+    transform, rows = asked.transform, order.order.row_groups
 
     with ExitStack() as stack:
         # Threads that wait for a store use no processor: one for each request in flight, and a quarter more to decode.
@@ -98,12 +98,13 @@ def read_pieces(
         def wanted() -> int:
             return in_flight(reader.source) if far else least
 
-        def weigh(group: RowGroup) -> int:
-            return RUN_BYTES if far else group.rows * row_bytes
+        def weigh(number: int) -> int:
+            return RUN_BYTES if far else int(rows[number]) * row_bytes
 
-        pool: ReadPool[RowGroup, Piece]
+        pool: ReadPool[int, Piece]
         if asked.processes:
-            pool = ProcessPool(partial(_each_transformed, reader, transform), asked.workers, weigh)
+            act = partial(_each_transformed, reader, transform)
+            pool = ProcessPool(act, asked.workers, weigh, lambda number: reader.source.row_groups[number])
             transform = None
         else:
             pool = ReadPool(
@@ -114,7 +115,7 @@ def read_pieces(
             order,
             plan,
             rank,
-            read=lambda number: pool.submit(groups[number]),
+            read=pool.submit,
             wait=pool.wait,
             ahead=asked.ahead,
             most_ahead=min(_ROUNDS_AHEAD, _BYTES_AHEAD // (row_bytes * order.order.round_rows)) if asked.ahead else 0,
@@ -143,9 +144,9 @@ def checked_meanwhile(items: Generator[T], check: Callable[[], None]) -> Generat
 
 
 def _each_transformed(
-    reader: Reader, transform: Transform | None, groups: Sequence[RowGroup]
+    reader: Reader, transform: Transform | None, numbers: Sequence[int]
 ) -> Iterator[Piece | BaseException]:
-    for piece in reader.each(groups, {}):
+    for piece in reader.each(numbers, {}):
         yield piece if isinstance(piece, BaseException) else attempt(transformed, transform, piece)
 
 

@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection
 from typing import TypeAlias
 
 from farandole.data.rounds import Piece
-from farandole.data.row_groups import RowGroup
 from farandole.data.values import ALIGNMENT
 
 __all__ = ["READY", "Answer", "SharedMemory", "main"]
@@ -71,26 +70,26 @@ def _serve(connection: Connection, shared: Sequence[SharedMemory]) -> None:
     act = _loaded(sent)
     connection.send_bytes(READY)
     while (asked := pickle.loads(connection.recv_bytes())) is not None:
-        place, row_groups = asked
-        answers = [_sendable(each) if isinstance(each, BaseException) else each for each in act(row_groups)]
+        place, numbers = asked
+        answers = [_sendable(each) if isinstance(each, BaseException) else each for each in act(numbers)]
         try:
             message = _written(answers, shared[place])
         except Exception as error:  # columns that cannot be pickled
-            message = _written([_sendable(error)] * len(row_groups), shared[place])
+            message = _written([_sendable(error)] * len(numbers), shared[place])
         connection.send_bytes(message)
     for memory in shared:
         memory.unmap(free=True)
 
 
-def _loaded(sent: bytes) -> Callable[[Sequence[RowGroup]], Iterable[Answer]]:
+def _loaded(sent: bytes) -> Callable[[Sequence[int]], Iterable[Answer]]:
     """Return the parent's function, or one that answers with the error of loading it."""
     try:
-        act: Callable[[Sequence[RowGroup]], Iterable[Answer]] = pickle.loads(sent)
+        act: Callable[[Sequence[int]], Iterable[Answer]] = pickle.loads(sent)
     except Exception as error:
         failure = error
 
-        def act(row_groups: Sequence[RowGroup]) -> Iterable[Answer]:
-            return [failure] * len(row_groups)
+        def act(numbers: Sequence[int]) -> Iterable[Answer]:
+            return [failure] * len(numbers)
 
     return act
 

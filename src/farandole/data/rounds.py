@@ -40,10 +40,12 @@ class Reader:
     source: Source
     fields: tuple[Field, ...]
 
-    def each(self, row_groups: Sequence[RowGroup], known: dict[RowGroup, pa.Table]) -> Iterator[Piece | BaseException]:
+    def each(self, numbers: Sequence[int], known: dict[RowGroup, pa.Table]) -> Iterator[Piece | BaseException]:
         """Yield all columns of each row group, or an error that names it: mostly `DataError` or `SourceError`.
 
         Row groups in `known` were read before: each is taken from there once, and not read again."""
+        groups = self.source.row_groups
+        row_groups = [groups[number] for number in numbers]
         for row_group, content in zip(row_groups, contents_of(self.source, row_groups), strict=True):
             table = known.pop(row_group, None) if known else None
             if table is None:

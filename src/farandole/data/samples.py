@@ -128,7 +128,7 @@ class FileSource:
 
     @property
     def least_window(self) -> int:
-        """See `farandole.data.row_groups.least_window`; 1 for files of one sample, which the order shuffles."""
+        """See `farandole.data.row_groups.least_window`; 1 for files of one sample, as the order shuffles files."""
         return 1 if self._format.whole else _LEAST_WINDOW
 
     @property
