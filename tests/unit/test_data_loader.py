@@ -348,17 +348,17 @@ def test_wide_row_groups_are_read_within_a_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "row_bytes", "least", "most"), [(1, 8, 16, 27), (0, 8, 10, 12), (1, 64 << 20, 10, 13)]
+    ("ahead", "row_bytes", "least", "most"), [(1, 8, 20, 77), (0, 8, 10, 12), (1, 64 << 20, 10, 13)]
 )
 def test_idle_threads_read_ahead_within_limits(
     tmp_path: Path, ahead: int, row_bytes: int, least: int, most: int
 ) -> None:
-    write_rows(tmp_path, [[1]] * 30)
+    write_rows(tmp_path, [[1]] * 120)
     reads: list[RowGroup] = []
 
     class Counted(ParquetSource):
         def nbytes(self, columns: Sequence[str]) -> int:
-            return 30 * row_bytes
+            return 120 * row_bytes
 
         def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
             reads.append(row_group)

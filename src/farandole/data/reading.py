@@ -119,7 +119,7 @@ def read_pieces(
             wait=pool.wait,
             ahead=asked.ahead,
             most_ahead=min(_ROUNDS_AHEAD, _BYTES_AHEAD // (row_bytes * order.order.round_rows)) if asked.ahead else 0,
-            hungry=lambda: pool.unfinished < wanted(),
+            hungry=lambda: pool.unfinished < 2 * wanted(),  # one that is read and one that waits, for each thread
             timeout=asked.timeout,
         )
         made = (transformed(transform, columns) for columns in rounds)
