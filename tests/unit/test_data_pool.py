@@ -122,6 +122,20 @@ def test_small_results_are_made_in_runs(weight: int, longest: int) -> None:
     assert max(map(len, runs)) == longest
 
 
+def test_an_error_between_results_is_that_of_the_next_one() -> None:
+    def act(numbers: Sequence[int]) -> Iterator[int]:
+        if 1 in numbers:
+            raise OSError("lost")
+        yield from numbers
+
+    pool: ReadPool[int, int] = ReadPool(act, lambda: 1, lambda _: RUN_BYTES)
+    made = [pool.submit(number) for number in range(3)]
+    assert result_of(pool, made[0]) == 0 and result_of(pool, made[2]) == 2
+    with pytest.raises(OSError, match="lost"):
+        result_of(pool, made[1])
+    pool.close()
+
+
 def test_a_run_is_no_longer_than_a_thread_s_share() -> None:
     both = threading.Barrier(2)
 

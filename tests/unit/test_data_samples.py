@@ -306,6 +306,19 @@ def test_of_files_read_together_the_one_that_does_not_stay_is_named(
         list(Loader(source, batch_size=4, policy="drop", reading=reading))
 
 
+def test_small_files_are_read_together_and_large_ones_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [1, 300, 2, 400, 3]
+    for place, size in enumerate(sizes):
+        (tmp_path / f"{place}.bin").write_bytes(b"x" * size)
+    source = files(str(tmp_path), format="bytes", decode=lambda sample: {"size": len(sample["data"])})
+    monkeypatch.setattr("farandole.data.samples._SMALL_BYTES", 256)
+    assert [content and len(content) for content in source.contents(source.row_groups)] == [1, None, 2, None, 3]
+    (batch,) = Loader(source, batch_size=5, policy="drop", reading=Reading(shuffle=False))
+    assert batch["size"].tolist() == sizes  # type: ignore[union-attr]
+
+
 def test_images_may_be_transposed(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.png").write_bytes(image(number, (90, 70)))

@@ -5,10 +5,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
-from typing import Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
-__all__ = ["PATIENCE", "RUN_BYTES", "Pending", "ReadPool"]
+__all__ = ["PATIENCE", "RUN_BYTES", "Pending", "ReadPool", "attempt"]
 
+P = ParamSpec("P")
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -17,6 +18,14 @@ PATIENCE = 5.0
 # Bytes of the results of a run, and its greatest length. Larger results come one by one; for small ones, handing over
 # takes as long as reading.
 RUN_BYTES, _RUN_LENGTH = 1 << 20, 64
+
+
+def attempt(act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | BaseException:
+    """Return the result of a call, or its error."""
+    try:
+        return act(*args, **kwargs)
+    except BaseException as error:
+        return error
 
 
 class Pending(Generic[R]):
@@ -129,9 +138,9 @@ class ReadPool(Generic[A, R]):
 
     def _work(self) -> None:
         while run := self._take(wait=True):
-            results = self._act([argument for argument, _ in run])
-            for (_, pending), result in zip(run, results, strict=True):
-                self._settle([(pending, result)])
+            results = iter(self._act([argument for argument, _ in run]))
+            for _, pending in run:
+                self._settle([(pending, attempt(next, results))])
                 if self._closed.is_set():
                     return
             with self._changed:

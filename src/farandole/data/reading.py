@@ -13,9 +13,9 @@ from farandole.data.batches import joined, rows_of
 from farandole.data.fields import FieldOptions
 from farandole.data.order import EpochOrder
 from farandole.data.plans import GlobalPlan
-from farandole.data.pool import RUN_BYTES, ReadPool
+from farandole.data.pool import RUN_BYTES, ReadPool, attempt
 from farandole.data.process_pool import ProcessPool
-from farandole.data.rounds import Piece, Reader, Transform, attempt, read_ahead, read_rounds
+from farandole.data.rounds import Piece, Reader, Transform, read_ahead, read_rounds
 from farandole.data.row_groups import RowGroup, in_flight
 from farandole.data.settings import check_count, check_seconds
 from farandole.errors import ConfigError, DataError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,15 +17,13 @@ from farandole.data import pool
 from farandole.data.fields import Field
 from farandole.data.order import EpochOrder, Extent
 from farandole.data.plans import GlobalPlan
-from farandole.data.pool import Pending
+from farandole.data.pool import Pending, attempt
 from farandole.data.row_groups import RowGroup, Source, contents_of
 from farandole.data.values import LooseRows, Values, ValuesOrLoose, gather_rows, own_rows
 from farandole.errors import DataError, SourceError
 
-__all__ = ["Columns", "Piece", "Reader", "Transform", "attempt", "read_ahead", "read_rounds"]
+__all__ = ["Columns", "Piece", "Reader", "Transform", "read_ahead", "read_rounds"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
 
 Columns: TypeAlias = dict[str, Values]
@@ -46,7 +44,10 @@ class Reader:
         Row groups in `known` were read before: each is taken from there once, and not read again."""
         groups = self.source.row_groups
         row_groups = [groups[number] for number in numbers]
-        for row_group, content in zip(row_groups, contents_of(self.source, row_groups), strict=True):
+        contents = attempt(contents_of, self.source, row_groups)
+        if isinstance(contents, BaseException):
+            contents = [None] * len(row_groups)  # reading the row group by itself raises the error
+        for row_group, content in zip(row_groups, contents, strict=True):
             table = known.pop(row_group, None) if known else None
             if table is None:
                 yield attempt(self._read, row_group, content)
@@ -84,14 +85,6 @@ class Reader:
             yield
         except DataError as error:
             raise DataError(error.column, f"{row_group}: {error.problem}") from error
-
-
-def attempt(act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | BaseException:
-    """Return the result of a call, or its error."""
-    try:
-        return act(*args, **kwargs)
-    except BaseException as error:
-        return error
 
 
 @dataclass(frozen=True, slots=True)

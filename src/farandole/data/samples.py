@@ -33,6 +33,8 @@ _OPENERS = 16
 # Bytes to request of a file of unknown size. The answer is the whole file if the file is smaller.
 _FIRST_BYTES = 8 << 20
 _WHOLE_FILE = Block(1)
+# Bytes of the largest block that is read together with others.
+_SMALL_BYTES = 256 << 10
 # To find its samples: bytes of the largest local file that is read at once, and that are read at a time of larger ones.
 # Threads that read header by header would wait for Python's lock.
 _WHOLE_BYTES, _BUFFER_BYTES = 4 << 20, 256 << 10
@@ -150,13 +152,15 @@ class FileSource:
         return table.select(list(columns))
 
     def contents(self, row_groups: Sequence[RowGroup]) -> Sequence[bytes | None]:
-        """See `farandole.data.row_groups.contents_of`; None for files that have changed, which `columns` then names."""
-        if not self._files.local or len(row_groups) == 1:
-            return [None] * len(row_groups)
-        blocks = [self._block(row_group) for row_group in row_groups]
-        return self._files.read_each(
-            [(group.file, block.first, block.last) for group, block in zip(row_groups, blocks, strict=True)]
-        )
+        """See `farandole.data.row_groups.contents_of`; None for large ones, and for files that have changed."""
+        found: list[bytes | None] = [None] * len(row_groups)
+        if self._files.local and len(row_groups) > 1:
+            blocks = [(group.file, self._block(group)) for group in row_groups]
+            parts = [(file, block.first, file.size if block.last < 0 else block.last) for file, block in blocks]
+            small = [place for place, (_, first, last) in enumerate(parts) if last - first <= _SMALL_BYTES]
+            for place, content in zip(small, self._files.read_each([parts[place] for place in small]), strict=True):
+                found[place] = content
+        return found
 
     def columns(
         self, row_group: RowGroup, fields: Sequence[Field], content: bytes | None = None
