@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "base/descriptor.h"
 
@@ -84,10 +85,10 @@ nb::list read_files(const std::vector<FilePart>& parts) {
           PyObject_CallFunction(PyExc_OSError, "isO", read.error, text.c_str(), std::get<0>(parts[place]).ptr())));
       continue;
     }
-    PyObject* bytes = contents[place].release().ptr();
-    if (read.nbytes < read.room && _PyBytes_Resize(&bytes, static_cast<Py_ssize_t>(read.nbytes)) != 0)
-      throw nb::python_error();
-    found.append(nb::make_tuple(nb::steal(bytes), read.size, read.changed_ns));
+    nb::object bytes = std::move(contents[place]);
+    if (read.nbytes < read.room)  // the stable ABI cannot shorten them
+      bytes = checked(PyBytes_FromStringAndSize(read.data, static_cast<Py_ssize_t>(read.nbytes)));
+    found.append(nb::make_tuple(std::move(bytes), read.size, read.changed_ns));
   }
   return found;
 }
