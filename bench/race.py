@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import random
 import re
 import statistics
 import sys
@@ -58,14 +59,13 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def race(contenders: Mapping[str, Callable[[], float]], rounds: int) -> Race:
-    """Call each contender, which returns its seconds, once per round; the order rotates. The first is farandole.
+    """Call each contender, which returns its seconds, once per round, in another order each. The first is farandole.
 
-    An additional first round warms caches and does not count."""
+    What one leaves running so slows any of the others. An additional first round warms caches and does not count."""
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
+        for name in random.Random(number).sample(names, len(names)):
             taken = contenders[name]()
             if number > 0:
                 seconds[name].append(taken)
