@@ -61,7 +61,8 @@ def spread(values: Sequence[float]) -> Spread:
 def race(contenders: Mapping[str, Callable[[], float]], rounds: int) -> Race:
     """Call each contender, which returns its seconds, once per round, in another order each. The first is farandole.
 
-    What one leaves running so slows any of the others. An additional first round warms caches and does not count."""
+    In a fixed order, processes that a contender leaves behind would always slow the same one. An additional first round
+    warms caches and does not count."""
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):

@@ -41,7 +41,7 @@ class Pending(Generic[R]):
 
     @property
     def failed(self) -> bool:
-        """Whether the error has come."""
+        """True if an error has come."""
         return self.done and isinstance(self._outcome, BaseException)
 
     def settle(self, outcome: R | BaseException) -> None:
