@@ -132,14 +132,13 @@ def rank_of_job(options: dict[str, object], place: tuple[str, int], files: int) 
     import farandole.numpy as hvd
 
     hvd.init()
-    found: dict[str, float] = {}
-    all_found: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = {}
 
     def note(name: str, began: tuple[float, float]) -> None:
         spent = hvd.allgather_object(time.process_time() - began[1])
         if hvd.rank() == 0:
             for what, value in figures(began[0], sum(spent), place, files).items():
-                all_found.setdefault(f"{name} {what}", []).append(value)
+                found.setdefault(f"{name} {what}", []).append(value)
         hvd.allgather_object(None)
 
     began = now()
@@ -151,12 +150,12 @@ def rank_of_job(options: dict[str, object], place: tuple[str, int], files: int) 
         began = now()
         for batch in loader:
             if epoch == "first epoch":
-                found.setdefault("first batch s", time.perf_counter() - began[0])
+                found.setdefault("first batch s", [time.perf_counter() - began[0]])
             rows += batch.rows
         note(epoch, began)
-    found.update({name: statistics.median(values) for name, values in all_found.items()})
-    found["worst epoch s"] = max(all_found.get("epoch s", [0.0]))
-    return found, rows
+    if hvd.rank() == 0:
+        found["worst epoch s"] = [max(found["epoch s"])]
+    return {name: statistics.median(values) for name, values in found.items()}, rows
 
 
 def ours(store: Store, size: int, files: int) -> dict[str, float]:

@@ -57,7 +57,7 @@ class ProcessPool(ReadPool[int, Piece]):
         self._leased: list[_Process] = []
 
     def close(self) -> None:
-        """Cancel all unfinished calls, and end the threads; kill processes that do not end their requests soon."""
+        """Cancel all unfinished results, and end the threads; kill processes that do not end their requests soon."""
         self.cancel()
         self.join(_PATIENCE)
         for process in list(self._leased):
