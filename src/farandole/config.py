@@ -1,16 +1,15 @@
 """Settings: names, kinds, defaults, checks. An argument wins over FARANDOLE_X, HOROVOD_X and the default."""
 
-import difflib
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Self, TypeAlias, cast
 
 from farandole.errors import ConfigError
-from farandole.refusals import IGNORED_VARIABLES
+from farandole.refusals import ignored_variables
 
 __all__ = ["FABRICS", "LOG_LEVELS", "ROUTES", "Config", "Setting"]
 
@@ -303,7 +302,9 @@ class Config:
             variable = next((each for each in setting.variables if env.get(each, "") != ""), None)
             if variable is not None:
                 values[name] = setting.parse(env[variable], variable)
-        _warn_of_ignored(env, settings.values())
+        known = {variable for setting in settings.values() for variable in setting.variables}
+        if ignored := ignored_variables(env, known):
+            log.warning("these environment variables have no effect: %s", "; ".join(ignored))
         # mypy cannot see through the mapping; __post_init__ checks each type.
         return cls(**values, given=frozenset(values))  # type: ignore[arg-type]
 
@@ -385,15 +386,3 @@ def _check_type(setting: Setting, value: object) -> None:
         raise ConfigError(name, f"must be a text, got {value!r}")
     elif value not in _CHOICES[kind]:
         raise ConfigError(name, f"unknown {kind} {value!r}; use one of {', '.join(_CHOICES[kind])}")
-
-
-def _warn_of_ignored(env: Mapping[str, str], settings: Iterable[Setting]) -> None:
-    """Warn of variables without effect: those without a meaning here, and misspelled names."""
-    ignored = [f"{name} ({why})" for name, why in IGNORED_VARIABLES.items() if name in env]
-    known = {variable for setting in settings for variable in setting.variables}
-    for name in sorted(env):
-        # Other modules read further FARANDOLE_ variables (rank, secret, ...): warn of near misses only.
-        if name.startswith("FARANDOLE_") and name not in known:
-            ignored += [f"{name} (did you mean {near}?)" for near in difflib.get_close_matches(name, known, 1, 0.9)]
-    if ignored:
-        log.warning("these environment variables have no effect: %s", "; ".join(ignored))

@@ -360,9 +360,14 @@ class PeerLost(CollectiveError, HorovodInternalError, ConnectionError):
 
     def __init__(self, name: str, rank: int, reason: str) -> None:
         self.rank, self.reason = rank, reason
-        super().__init__(
-            name, f"rank {rank} is lost ({reason}); its own output says why. Restart from the last checkpoint"
-        )
+        if reason == "it has shut down":  # as the engine says it
+            remedy = (
+                "its program ended, or called shutdown(), before this operation. All ranks must make the same calls; "
+                "join() is for ranks with fewer steps than others"
+            )
+        else:
+            remedy = "its own output says why. Restart from the last checkpoint"
+        super().__init__(name, f"rank {rank} is lost ({reason}); {remedy}")
         self.args = (name, rank, reason)
 
 

@@ -4,7 +4,8 @@ An ignored name does nothing and is reported in a warning. A refused name raises
 cannot be imported.
 """
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,8 +44,24 @@ IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "ranks exchange whole shards",
 }
 
+_RANKS_OF_OTHERS = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK")
+
 # Variables that request what farandole always does; they are ignored without a warning.
 NEEDLESS_VARIABLES: Mapping[str, str] = {"HOROVOD_DYNAMIC_PROCESS_SETS": "process sets are always dynamic"}
+
+
+def ignored_variables(env: Mapping[str, str], known: Set[str]) -> list[str]:
+    """Return the variables of `env` without effect, with reasons: those without a meaning here, and slips in `known`.
+
+    One process of a job lists them: farandole's launcher, or the first rank below another launcher."""
+    if "FARANDOLE_RANK" in env or any(env.get(name, "0") not in ("", "0") for name in _RANKS_OF_OTHERS):
+        return []
+    ignored = [f"{name} ({why})" for name, why in IGNORED_VARIABLES.items() if name in env]
+    for name in sorted(env.keys() - known - IGNORED_VARIABLES.keys()):
+        # Further variables have a meaning elsewhere (rank, secret, ...): list near misses only.
+        if name.startswith(("FARANDOLE_", "HOROVOD_")):
+            ignored += [f"{name} (did you mean {near}?)" for near in difflib.get_close_matches(name, known, 1, 0.9)]
+    return ignored
 
 
 @dataclass(frozen=True, slots=True)

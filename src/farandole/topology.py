@@ -20,6 +20,7 @@ __all__ = [
     "JobEnvironment",
     "Topology",
     "host_identity",
+    "host_name",
     "interface_address",
     "interface_addresses",
     "interface_names",
@@ -126,6 +127,11 @@ def host_identity() -> str:
     name = socket.gethostname()
     digest = hashlib.sha256(f"{boot} {network} {memory} {name}".encode()).hexdigest()
     return f"{name}#{digest[:12]}"
+
+
+def host_name(identity: str) -> str:
+    """Return the name of the host with this identity, for people."""
+    return identity.partition("#")[0]
 
 
 def interface_names(interface: str) -> list[str]:

@@ -17,6 +17,18 @@ from farandole.errors import ConfigError
 from helpers.outcomes import RanksFailed
 from helpers.ranks import run_ranks
 
+
+def one_step(context: Context) -> None:
+    with use(context):
+        hvd.allreduce(np.ones(3), name="t")
+
+
+def test_a_job_that_is_too_short_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    config = Config.from_environment({}, autotune=True, autotune_max_samples=6)
+    run_ranks(2, one_step, config=config)
+    assert "autotune chose nothing: the job ended after 0 samples of 10 steps" in caplog.text
+
+
 KNOBS = ("fusion_threshold", "slot_bytes", "link_chunk", "link_small", "hierarchical")
 
 

@@ -202,7 +202,21 @@ def test_variables_without_meaning_are_named_in_one_warning(caplog: pytest.LogCa
 def test_a_slip_in_a_name_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="farandole.config"):
         Config.from_environment({"FARANDOLE_COLECTIVE_TIMEOUT": "5"})
+        Config.from_environment({"HOROVOD_TIMELIEN": "t.json"})
     assert "FARANDOLE_COLECTIVE_TIMEOUT (did you mean FARANDOLE_COLLECTIVE_TIMEOUT?)" in caplog.text
+    assert "HOROVOD_TIMELIEN (did you mean HOROVOD_TIMELINE?)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "place", [{"FARANDOLE_RANK": "0"}, {"OMPI_COMM_WORLD_RANK": "1"}, {"SLURM_PROCID": "3"}, {"RANK": "1"}]
+)
+def test_one_process_of_a_job_warns(place: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="farandole.config"):
+        Config.from_environment({"FARANDOLE_TIMELIEN": "t.json", "HOROVOD_CYCLE_TIME": "1", **place})
+        assert not caplog.records
+        first = dict.fromkeys(place.keys() - {"FARANDOLE_RANK"}, "0")
+        Config.from_environment({"FARANDOLE_TIMELIEN": "t.json", **first})
+        assert len(caplog.records) == 1
 
 
 def test_job_variables_and_known_settings_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -149,7 +149,9 @@ def test_horovods_programs_catch_what_is_not_wrong_with_the_call(error: Farandol
 
 
 def test_a_peer_without_a_name_is_lost_between_operations() -> None:
-    assert str(PeerLost("", 1, "shut down")).startswith("rank 1 is lost (shut down)")
+    assert "its own output says why" in str(PeerLost("", 1, "its process was killed or crashed"))
+    left = str(PeerLost("x", 1, "it has shut down"))
+    assert left.startswith("'x': rank 1 is lost (it has shut down); its program ended") and "output" not in left
 
 
 def test_a_subclass_of_a_user_keeps_its_text() -> None:

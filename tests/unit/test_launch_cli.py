@@ -2,11 +2,12 @@
 
 import argparse
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
+from importlib.util import find_spec
 
 import pytest
 
@@ -94,7 +95,12 @@ def test_what_cannot_be_is_refused_by_name(flag: str, values: int, capsys: pytes
         (("run", "-np", "0", "true"), "must be a whole number >= 1, got '0'"),
         (("run", "-np", "2", "--cache-capacity", "many", "true"), "--cache-capacity: 'many' is no count"),
         (("run", "-np", "2", "-H", "a:1", "--hostfile", "f", "true"), "not allowed with argument"),
-        (("run", "-np", "2", "--no-such-option", "true"), "unrecognized arguments: --no-such-option"),
+        (("run", "-np", "2", "--no-such-option", "true"), "unrecognized arguments: --no-such-option\n"),
+        (("run", "-np", "2", "--timelien", "t.json", "true"), "arguments: --timelien; did you mean --timeline?"),
+        (("run", "--timelien=t.json", "-np", "2", "true"), "--timelien=t.json; did you mean --timeline?"),
+        (("docter",), "did you mean doctor?"),
+        (("doctor", "--hots", "a,b"), "did you mean --hosts?"),
+        (("timeline", "reprot", "t.json"), "did you mean report?"),
     ],
 )
 def test_usage(words: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,9 +145,19 @@ def test_help_shows_commands_examples_and_where_to_read_on(capsys: pytest.Captur
         assert program == "farandole"
         parsers = {"run": cli.run_parser, "doctor": doctor_parser, "timeline": timeline_parser}
         parsers[words[0]]().parse_args(words[1:], namespace=Given())
-    pages = [word for word in out.partition("read on:\n")[2].split() if word.endswith(".md")]
-    assert len(pages) > 3
-    assert all(Path(__file__).parents[2].joinpath(page).is_file() for page in pages)
+    modules = re.findall(r"python -m pydoc (\S+)", out.partition("read on")[2])
+    assert len(modules) >= 3
+    assert all(find_spec(module) for module in modules)
+
+
+@pytest.mark.parametrize("words", [(), ("run",), ("doctor",), ("timeline", "merge")])
+def test_help_fits_a_terminal(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        cli.main((*words, "--help"))
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
 
 
 def test_settings_replace_what_the_environment_says() -> None:

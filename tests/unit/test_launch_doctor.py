@@ -69,6 +69,30 @@ def test_what_a_machine_lacks(quick: None, monkeypatch: pytest.MonkeyPatch) -> N
     }
 
 
+@pytest.mark.parametrize(
+    ("prints", "value", "is_problem"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', "17.0.15 ({home}/bin/java)", False),
+        ('openjdk version "26" 2026-03-17', "26 ({home}/bin/java)", False),
+        ('java version "1.8.0_392"', "1.8.0_392 ({home}/bin/java)", True),
+        ("Error: could not find libjava.so", "{home}/bin/java", True),
+        (None, "not found in {home}/bin (JAVA_HOME)", True),
+    ],
+)
+def test_the_java_that_spark_would_start(
+    prints: str | None, value: str, is_problem: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    program = tmp_path / "bin" / "java"
+    program.parent.mkdir()
+    if prints is not None:
+        program.write_text(f"#!/bin/sh\necho '{prints}' >&2\n")
+        program.chmod(0o755)
+    fact = facts_module._java()
+    assert (fact.value, bool(fact.problem)) == (value.format(home=tmp_path), is_problem)
+
+
 def test_libraries_by_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "LIBRARIES", {"C": ("libnone.so.1", "libc.so.6"), "none": ("libnone.so.1",)})
     ((title, (path, about)),) = libraries.find_libraries().items()

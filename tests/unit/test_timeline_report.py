@@ -76,7 +76,7 @@ def _logging_as_it_was() -> Iterator[None]:
 
 def report(folder: Path, ranks: list[list[Op]], **about: Any) -> Page:
     for rank, ops in enumerate(ranks):
-        write_trace(folder / ("t.json" if rank == 0 else f"t.rank{rank}.json"), rank, ops, host="a", **about)
+        write_trace(folder / ("t.json" if rank == 0 else f"t.rank{rank}.json"), rank, ops, host="a#0f1e2d", **about)
     out = folder / "report.html"
     assert cli.main(["timeline", "report", str(folder / "t.json"), "-o", str(out)]) == 0
     return Page(out.read_text(encoding="utf-8"))
@@ -158,6 +158,7 @@ def test_the_slow_rank_is_named(tmp_path: Path) -> None:
     assert [(row[9], row[10]) for row in page.rows("ranks")] == [(1, 1e6), (6, 12e6), (0, 0)]
     assert "Rank 1 held up the others most: each of them waited 12.0 ms for it" in page.words
     assert "the last to ask in 6 of 7 operations" in page.words
+    assert {row[1] for row in page.rows("ranks")} == {"a"} and "#0f1e2d" not in page.words
 
 
 HOSTILE = "allreduce.</td><script>alert(1)</script><img src=x onerror='x'>&amp;\"\ud800"

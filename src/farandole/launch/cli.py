@@ -27,6 +27,7 @@ from farandole.launch.installed import report
 from farandole.launch.job import open_job
 from farandole.launch.mpirun import Asked, become_mpirun
 from farandole.launch.options import (
+    CommandParser,
     Given,
     add_horovod_options,
     add_mpi_options,
@@ -47,12 +48,13 @@ log = logging.getLogger(__name__)
 USAGE_ERROR, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 2, 126, 127, 130
 
 
-ABOUT = """Synchronous data-parallel training: starts one program as several ranks and connects them.
+ABOUT = """Synchronous data-parallel training: starts one program as several ranks and
+connects them.
 
 commands:
   run        run a program as N ranks, on this machine or on others
   doctor     report on this machine, or on hosts and the network between them
-  timeline   merge the timelines of ranks into one trace, or make a page of them, or a timeline like Horovod's
+  timeline   make a trace, a page, or Horovod's form of the timelines of ranks
 
 farandole COMMAND --help shows the command's options.
 """
@@ -64,19 +66,19 @@ READ_ON = """examples:
   farandole timeline report trace.json
   farandole doctor -H node1,node2
 
-read on:
-  docs/guide/migrating.md          programs written for Horovod, and horovodrun
-  docs/guide/torch-distributed.md  torch.distributed and DDP
-  docs/guide/data.md               data sets and DataFrames
-  docs/guide/tuning.md             settings that matter for speed
-  docs/guide/watching.md           timelines, metrics and stalls
+read on, each with its names, arguments and defaults:
+  python -m pydoc farandole.torch          PyTorch; also .tensorflow .keras .jax
+  python -m pydoc farandole.data           data sets and DataFrames
+  python -m pydoc farandole.spark          ranks and estimators on Spark
+  farandole run --help                     all settings
 """
 RUN_EXAMPLES = """examples:
   farandole run -np 4 python train.py --epochs 3
-  farandole run -np 2 --start-timeout 300 --timeline trace.json python -m package.train
+  farandole run -np 2 --timeline trace.json python -m package.train
 
-Each option of a setting has a variable, too: --spin is FARANDOLE_SPIN. horovodrun's other options are accepted with a
-warning where they have no meaning here, and refused by name where farandole cannot do what they ask for.
+Each option of a setting has a variable, too: --spin is FARANDOLE_SPIN.
+horovodrun's other options are accepted with a warning where they have no
+meaning here, and refused by name where farandole cannot do what they ask for.
 """
 
 
@@ -251,7 +253,7 @@ def _log_to_stderr(given: Given) -> None:
 
 
 def _farandole_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="farandole",
         usage="farandole COMMAND ...",
         description=ABOUT,
@@ -267,13 +269,13 @@ def run_parser(
     prog: str = "farandole run", version: str = VERSION, config_file: type[argparse.Action] | None = None
 ) -> argparse.ArgumentParser:
     """Return the parser of `prog`, for `launch`; `config_file` is the action of the option of that name."""
-    run = argparse.ArgumentParser(
+    run = CommandParser(
         prog=prog,
         allow_abbrev=False,
         usage=f"{prog} -np N [options] command ...",
-        description="Run a program as N ranks, on this machine or by ssh on others. When a rank fails, all others are\n"
-        "ended, and its exit code (128 + signal for a killed rank) becomes that of this command. No process of a\n"
-        "rank survives it.",
+        description="Run a program as N ranks, on this machine or by ssh on others. When a rank\n"
+        "fails, all others are ended, and its exit code (128 + signal for a killed rank)\n"
+        "becomes that of this command. No process of a rank survives it.",
         epilog=RUN_EXAMPLES.replace("farandole run", prog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,8 @@
 """Options of `farandole run`: farandole's settings, and Horovod's names for them."""
 
 import argparse
+import difflib
+import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_OPTIONS, REFUSED_OPTIONS
 
 __all__ = [
+    "CommandParser",
     "Given",
     "add_horovod_options",
     "add_mpi_options",
@@ -19,6 +22,19 @@ __all__ = [
     "add_ssh_options",
     "positive_count",
 ]
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors name the option or the command that a misspelled word may stand for."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print `message`, with near words, and exit with code 2."""
+        known = [flag for action in self._actions for flag in action.option_strings]
+        known += [str(choice) for action in self._actions for choice in action.choices or ()]
+        found = re.match(r"unrecognized arguments: (-.*)|.*invalid choice: '([^']*)'", message)
+        words = " ".join(filter(None, found.groups())).split() if found else []
+        near = [match for word in words for match in difflib.get_close_matches(word.partition("=")[0], known, 1, 0.7)]
+        super().error(f"{message}; did you mean {' '.join(near)}?" if near else message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +129,7 @@ def add_ssh_options(parser: argparse.ArgumentParser) -> None:
 def add_mpi_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for ranks that the mpirun of the site starts, as a group."""
     mpi = parser.add_argument_group(
-        "mpirun", "Open MPI, MPICH or Intel MPI start the ranks, with the options and variables of this command"
+        "mpirun", "Open MPI, MPICH or Intel MPI start the ranks, with this command's variables"
     )
     who = mpi.add_mutually_exclusive_group()
     who.add_argument("--mpi", action="store_true", help="start the ranks by the mpirun on PATH")

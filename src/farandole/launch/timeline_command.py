@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from farandole.errors import TraceError
+from farandole.launch.options import CommandParser
 from farandole.timeline.clocks import Clock, compare_clocks, shift_traces
 from farandole.timeline.horovod import spell_as_horovod
 from farandole.timeline.merging import merge_traces
@@ -71,7 +72,7 @@ def run_timeline(words: Sequence[str]) -> int:
 
 def timeline_parser() -> argparse.ArgumentParser:
     """Return the parser of the arguments of `farandole timeline`."""
-    parser = argparse.ArgumentParser(prog="farandole timeline", allow_abbrev=False)
+    parser = CommandParser(prog="farandole timeline", allow_abbrev=False)
     commands = parser.add_subparsers(dest="what", required=True, metavar="|".join(COMMANDS))
     for name, (what, _, suffix) in COMMANDS.items():
         command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")

@@ -12,6 +12,7 @@ from statistics import median
 from farandole.errors import spell_ranks
 from farandole.timeline.meetings import MEETINGS, find_meetings, spread_of
 from farandole.timeline.trace import RankTrace
+from farandole.topology import host_name
 
 __all__ = ["Clock", "compare_clocks", "shift_traces"]
 
@@ -39,7 +40,7 @@ class Clock:
         return self.ahead if not self.overlapping and abs(self.ahead) > max(ONE_CLOCK, self.spread) else 0
 
     def __str__(self) -> str:
-        whose = f"the clock of {spell_ranks(self.ranks)}" + (f" (host {self.host})" if self.host else "")
+        whose = f"the clock of {spell_ranks(self.ranks)}" + (f" (host {host_name(self.host)})" if self.host else "")
         if self.reference:
             return f"{whose}: the reference for all times"
         if not self.meetings:

@@ -7,6 +7,7 @@ from farandole.timeline.clocks import Clock
 from farandole.timeline.figures import Figures, KindFigures, RankFigures, TensorFigures, count_figures
 from farandole.timeline.looks import SCRIPT, STYLE
 from farandole.timeline.trace import RankTrace
+from farandole.topology import host_name
 
 __all__ = ["spell_bytes", "spell_time", "write_page"]
 
@@ -173,7 +174,7 @@ def _rank_row(rank: RankFigures, meetings: int, is_slowest: bool) -> str:
     bar = "".join(f'<i class="{name}" style="width:{share:.2f}%"></i>' for name, share in shares)
     cells = [
         _cell(rank.rank, str(rank.rank)),
-        _text_cell("-" if rank.host is None else rank.host),
+        _text_cell("-" if rank.host is None else host_name(rank.host)),
         _cell(rank.wall, spell_time(rank.wall)),
         _cell(rank.busy, _spell_share(rank.busy, rank.wall)),
         _cell(rank.waiting, _spell_share(rank.waiting, rank.wall)),

@@ -82,13 +82,22 @@ class Tuner:
             saved = Knobs(**{**asdict(default), **{name: asdict(saved)[name] for name in space}})
         steps = search(space, default, saved, Terms(config.autotune_warmup_samples, config.autotune_max_samples))
         latest: dict[Knobs, float] = {}
+        taken = 0
         try:
             trial: Trial = next(steps)
             while True:
                 reached = self._sample(trial.knobs)
                 if reached is None:
                     steps.close()
+                    log.warning(
+                        "autotune chose nothing: the job ended after %d samples of %d steps; train longer, or lower "
+                        "autotune_max_samples (%d) or autotune_steps_per_sample",
+                        taken,
+                        config.autotune_steps_per_sample,
+                        config.autotune_max_samples,
+                    )
                     return None, 0.0
+                taken += 1
                 latest[trial.knobs] = reached
                 self._log.add(self._row(trial.phase, trial.knobs, reached))
                 trial = steps.send(reached)

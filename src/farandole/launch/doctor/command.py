@@ -16,7 +16,7 @@ from farandole.launch.doctor.pairs import Report, examine_host
 from farandole.launch.doctor.report import Diagnosis
 from farandole.launch.environment import with_settings
 from farandole.launch.hosts import parse_hosts, read_hostfile
-from farandole.launch.options import add_ssh_options
+from farandole.launch.options import CommandParser, add_ssh_options
 from farandole.launch.pickling import dump_call
 from farandole.launch.run import run_call
 
@@ -78,11 +78,11 @@ def _log_line(rank: int, stream: str, line: str) -> None:
 
 def doctor_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's options."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="farandole doctor",
-        description="Report on this machine: versions, frameworks, libraries, launchers, limits. With hosts, report\n"
-        "on each of them, and on reachability, clocks and bandwidth between each pair. Ends with code 1 if there\n"
-        "are problems.",
+        description="Report on this machine: versions, frameworks, libraries, launchers, limits.\n"
+        "With hosts, report on each of them, and on reachability, clocks and bandwidth\n"
+        "between each pair. Ends with code 1 if there are problems.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     where = parser.add_mutually_exclusive_group()

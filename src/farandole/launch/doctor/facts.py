@@ -3,7 +3,9 @@
 import json
 import os
 import platform
+import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -33,8 +35,11 @@ FRAMEWORKS = (
     ("tensorflow", "TensorFlow", "from farandole.tensorflow.plugin import operations; operations()"),
     ("keras", "Keras", "import farandole.keras"),
     ("jax", "JAX", "from farandole.jax.plugin import register; register()"),
+    ("lightning", "Lightning", "import farandole.lightning"),
+    ("ray", "Ray", "import farandole.ray; farandole.ray.RayExecutor"),
     ("pyspark", "Spark", "import farandole.spark; farandole.spark.run"),
 )
+OLDEST_JAVA = 17  # that Spark 4 runs on
 LAUNCHERS = ("ssh", "mpirun", "mpiexec", "srun", "torchrun")
 
 
@@ -52,7 +57,7 @@ def examine(load: bool = True) -> list[Fact]:
     """Return the facts of this machine. With `load` each framework's binding is loaded, in a process of its own."""
     with ThreadPoolExecutor(2) as pool:  # two at a time, because each program has many threads of its own
         frameworks = pool.map(lambda each: _framework(*each, load=load), FRAMEWORKS)
-        return [*_farandole(), *frameworks, *_libraries(), *map(_launcher, LAUNCHERS), *_machine()]
+        return [*_farandole(), *frameworks, _java(), *_libraries(), *map(_launcher, LAUNCHERS), *_machine()]
 
 
 def _farandole() -> Iterator[Fact]:
@@ -71,6 +76,20 @@ def _framework(package: str, title: str, program: str, *, load: bool) -> Fact:
     outcome = _run(program)
     problem = f"the binding does not load: {outcome.problem}" if outcome.problem else ""
     return Fact("frameworks", title, installed if problem else f"{installed}, the binding loads", problem)
+
+
+def _java() -> Fact:
+    """Return the Java that Spark would start; a problem only where Spark is installed."""
+    home = os.environ.get("JAVA_HOME")
+    path = shutil.which("java", path=f"{home}/bin" if home else None)
+    needs = f"Spark needs Java {OLDEST_JAVA} or newer; install it, or set JAVA_HOME" if find_spec("pyspark") else ""
+    if path is None:
+        return Fact("frameworks", "Java", f"not found in {home}/bin (JAVA_HOME)" if home else "not found", needs)
+    done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=SECONDS, check=False)
+    found = re.search(r'version "((\d+)[^"]*)"', done.stderr)
+    if found is None:
+        return Fact("frameworks", "Java", path, f"it does not tell its version: {done.stderr.strip()[:200]}")
+    return Fact("frameworks", "Java", f"{found[1]} ({path})", needs if int(found[2]) < OLDEST_JAVA else "")
 
 
 def _libraries() -> Iterator[Fact]:
