@@ -53,11 +53,13 @@ class Network(torch.nn.Module):
         return out + self.rarely(rows) if rare else out
 
 
-def train(model: torch.nn.Module, wrapped: torch.nn.Module, *, rare: bool = False, skip: bool = False) -> Parameters:
+def train(
+    model: torch.nn.Module, wrapped: torch.nn.Module, *, rare: bool = False, skip: bool = False, steps: int = STEPS
+) -> Parameters:
     """Train on rows of this rank's own; the parameters and buffers at the end."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.01)
-    for step in range(STEPS):
+    for step in range(steps):
         waits = skip and step % 2 == 0
         with wrapped.no_sync() if waits else nullcontext():  # type: ignore[operator]
             wrapped(torch.randn(8, 6, generator=generator), not rare or step % 2 == 0).square().mean().backward()
@@ -85,6 +87,11 @@ def ddp(group: dist.ProcessGroup, how: str) -> Parameters:
     }
     if how in hooks:
         wrapped.register_comm_hook(group, hooks[how])
+    if how == "native fp16":
+        wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    if how == "joined":
+        with wrapped.join(divide_by_initial_world_size=False):
+            return train(model, wrapped, steps=STEPS - dist.get_rank())
     return train(model, wrapped, rare=how == "unused", skip=how == "no_sync")
 
 
@@ -114,7 +121,7 @@ def bf16_on_a_cpu(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.fu
     return default_hooks.bf16_compress_hook(group, bucket)
 
 
-DDP_WAYS = ["plain", "unused", "static", "views", "no_sync", "bf16", "fp16", "python"]
+DDP_WAYS = ["plain", "unused", "static", "views", "no_sync", "bf16", "fp16", "native fp16", "joined", "python"]
 
 
 def compare(folder: Path) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """Futures and time limits of a process group's operations, without ranks."""
 
 import threading
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from unittest.mock import Mock
@@ -8,6 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
 
 from farandole.errors import CollectiveError, CollectiveTimeout
 from farandole.torch.distributed import work
@@ -99,3 +103,35 @@ def test_a_thread_that_could_not_start_is_tried_again(follower: Follower, monkey
         patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
         follower.future_of(done)
     assert follower.future_of(done).wait() == []
+
+
+def test_a_work_of_which_only_the_native_half_is_kept_can_be_waited_for(follower: Follower) -> None:
+    results = [torch.ones(1)]
+    work = Work(results, Underway([Operation(done=True)], results, as_it_is), follower)
+    native = work.boxed()  # holds what `DistributedDataParallel.join` holds
+    del work
+    kept = dist.Work.unbox(native)
+    assert isinstance(kept, Work)  # else its wait would be the native one, which blocks for ever
+    assert kept.wait() and kept.get_future().value() == results
+
+
+def test_a_work_that_was_waited_for_frees_its_tensors(follower: Follower) -> None:
+    for wait in (Work.wait, Work.get_future):
+        results = [torch.ones(1)]
+        freed = weakref.ref(results[0])
+        work = Work(results, Underway([Operation(done=True)], results, as_it_is), follower)
+        wait(work)
+        follower.wait(Underway([], [], as_it_is), timedelta(seconds=30))  # the thread has let go of it
+        del work, results
+        assert freed() is None
+
+
+def test_a_future_of_float16_holds_a_native_list(follower: Follower) -> None:
+    results, slow = [torch.ones(1, dtype=torch.float16)], Operation(done=False)
+    future = Work(results, Underway([slow], results, as_it_is), follower).get_future()
+    assert not future.done()
+    slow.event.set()
+    first = torch.jit.CompilationUnit(
+        "def first(f: Future[List[Tensor]]) -> Tensor:\n    return torch.jit.wait(f)[0]\n"
+    )
+    assert first.first(future) is results[0]

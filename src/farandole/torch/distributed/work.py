@@ -3,9 +3,11 @@
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TypeAlias
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,17 @@ Listener: TypeAlias = Callable[[Results | Exception], object]
 log = logging.getLogger(__name__)
 
 NO_TIMEOUT = timedelta(0)  # torch's value for the process group's timeout
+MOST_UNAWAITED = 64  # works that are kept for their C++ halves
+
+# A future of Python's holds a Python list, and torch's C++ hook for float16 takes only a list of C++.
+TYPED = """
+def after(ready: Future[int], results: List[Tensor]) -> List[Tensor]:
+    torch.jit.wait(ready)
+    return results
+
+def typed(ready: Future[int], results: List[Tensor]) -> Future[List[Tensor]]:
+    return torch.jit.fork(after, ready, results)
+"""
 
 
 class Underway:
@@ -85,12 +98,20 @@ class Work(dist.Work):
         super().__init__()
         self.results, self.underway, self._follower = results, underway, follower
         self._future: Future[Results] | None = None
+        self._awaited = underway is None
+
+    def __del__(self) -> None:
+        # torch may keep only the C++ half and wait for that one (`DistributedDataParallel.join` does), which calls
+        # `wait` and `get_future` of this half, or blocks for ever if it is gone.
+        if not self._awaited:
+            self._follower.unawaited.append(self)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Return True when the tensors hold the result; on GPUs, when later work in the current stream finds it.
 
         Blocks up to `timeout`, or the process group's timeout; raises the collective's error."""
         underway = self.underway
+        self._awaited = True
         if underway is None:
             return True
         # The follower may be waiting for an older collective.
@@ -134,12 +155,15 @@ class Work(dist.Work):
 
     def get_future(self) -> Future[Results]:
         """Return a future of the value of `result`; its callbacks run on a thread of the process group."""
+        self._awaited = True
         if self._future is None:
             if self.underway is None:
                 self._future = new_future(gpus_of(self.results))
                 self._future.set_result(self.results)
             else:
                 self._future = self._follower.future_of(self.underway)
+            if any(tensor.dtype == torch.float16 and tensor.is_cpu for tensor in self.results):
+                self._future = _torchscript().typed(self._future, self.results)
         return self._future
 
 
@@ -153,6 +177,7 @@ class Follower:
         self._queue: queue.SimpleQueue[tuple[Underway, Listener] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self.unawaited: deque[Work] = deque(maxlen=MOST_UNAWAITED)
 
     def future_of(self, underway: Underway) -> Future[Results]:
         """Return a future that completes with `underway`."""
@@ -170,6 +195,7 @@ class Follower:
 
     def close(self) -> None:
         """End the thread after the collectives that it waits for."""
+        self.unawaited.clear()
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -203,6 +229,11 @@ class Follower:
         except Exception:
             # CUDA has failed. The thread goes on, because later futures would wait for it without a deadline.
             log.exception("%s: a future cannot be completed", self._name)
+
+
+@lru_cache(1)
+def _torchscript() -> Any:
+    return torch.jit.CompilationUnit(TYPED)
 
 
 def _result_of(outcome: Future[Results | Exception]) -> Results:
