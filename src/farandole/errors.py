@@ -15,7 +15,7 @@ FarandoleError
 ├── CacheError (OSError)                        the local cache cannot be written
 ├── TraceError (ValueError)                     a file is not a timeline, or is damaged; the place
 ├── CollectiveError                             an operation failed; carries `name`
-│   ├── InvalidRequest (ValueError)             refused at the call: dtype, contiguity, duplicate name, root, ...
+│   ├── InvalidRequest (ValueError)             refused at the call: dtype, duplicate name, splits, root, ...
 │   │   └── UnsupportedReduction (RuntimeError) the operation has no such reduction
 │   ├── MismatchError *                         ranks asked for different things
 │   ├── JoinedError *                           the operation needs data of a rank that has joined
@@ -305,7 +305,7 @@ class CollectiveError(FarandoleError):
 
 
 class InvalidRequest(CollectiveError, ValueError):
-    """This rank alone refuses the call: dtype, contiguity, duplicate name in flight, splits, root."""
+    """This rank alone refuses the call: dtype, duplicate name in flight, splits, root."""
 
 
 class UnsupportedReduction(InvalidRequest, RuntimeError):

@@ -229,6 +229,12 @@ class _Adapter:
     def refusal(self, tensor: DeviceArray) -> str | None:
         return None
 
+    def dense(self, tensor: DeviceArray, name: str, write: bool) -> DeviceArray:
+        return tensor
+
+    def restore(self, values: DeviceArray, tensor: DeviceArray, write: bool) -> DeviceArray:
+        return values
+
     def empty_like(self, tensor: DeviceArray) -> DeviceArray:
         return self.kind(tensor.shape, tensor.dtype, tensor.device)
 

@@ -261,6 +261,54 @@ def test_ranks_that_differ_hear_so_and_can_go_on() -> None:
     in_group(2, body)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_strided_tensors(asynchronous: bool) -> None:
+    mine, other = values(0, 12).view(2, 3, 2, 1), values(1, 12).view(2, 3, 2, 1)
+
+    def body(group: FarandoleGroup) -> None:
+        rank, fields = group.rank(), {"asyncOp": asynchronous}
+
+        def strided(values: torch.Tensor) -> torch.Tensor:
+            # The ranks' strides differ.
+            return (
+                values.to(memory_format=torch.channels_last) if rank else values.transpose(0, 1).clone().transpose(0, 1)
+            )
+
+        tensor, whole = strided((mine, other)[rank]), (mine, other)[rank].clone()
+        work = group.allreduce([tensor], now(c10d.AllreduceOptions(), **fields))
+        assert work.wait() and work.result()[0] is tensor
+        assert torch.equal(tensor, mine + other)
+        pair = [strided((mine, other)[rank]), whole]
+        future = group.allreduce_coalesced(pair, now(c10d.AllreduceCoalescedOptions(), **fields)).get_future()
+        assert future.wait()[0] is pair[0] and all(torch.equal(each, mine + other) for each in pair)
+
+        tensor = strided((mine, other)[rank])
+        group.broadcast([tensor], now(c10d.BroadcastOptions(), rootRank=1, **fields)).wait()
+        assert torch.equal(tensor, other)
+        tensor = strided((mine, other)[rank]) if rank else mine[:1].expand(2, 3, 2, 1)
+        group.reduce([tensor], now(c10d.ReduceOptions(), rootRank=1, **fields)).wait()
+        assert torch.equal(tensor, mine[:1] + other if rank else mine[:1].expand(2, 3, 2, 1))
+
+        tensor = strided((mine, other)[rank])
+        outputs = [strided(torch.zeros_like(mine)), torch.zeros_like(mine)]
+        group.allgather([outputs], [tensor], now(c10d.AllgatherOptions(), **fields)).wait()
+        assert all(map(torch.equal, outputs, (mine, other)))
+        joined = torch.empty(3, 4, 2, 1).transpose(0, 1)
+        group.all_gather_single(joined, tensor, now(c10d.AllgatherOptions(), **fields)).wait()
+        assert torch.equal(joined, torch.cat([mine, other]))
+        part = torch.empty(3, 1, 2, 1).transpose(0, 1)
+        group.reduce_scatter_single(part, tensor, now(c10d.ReduceScatterOptions(), **fields)).wait()
+        assert torch.equal(part, (mine + other)[rank : rank + 1])
+        output = strided(torch.zeros_like(mine))
+        group.all_to_all_single(output, tensor, [], [], now(c10d.AllToAllOptions(), **fields)).wait()
+        assert torch.equal(output, torch.stack([mine[rank], other[rank]]))
+        complex_ = torch.complex(tensor, tensor).transpose(0, 1)
+        group.broadcast([complex_], now(c10d.BroadcastOptions(), rootRank=0, **fields)).wait()
+        assert torch.equal(complex_, torch.complex(mine, mine).transpose(0, 1))
+
+    in_group(2, body)
+
+
 def test_outputs_that_do_not_fit_what_comes() -> None:
     def body(group: FarandoleGroup) -> None:
         rank = group.rank()
@@ -278,7 +326,11 @@ def test_outputs_that_do_not_fit_what_comes() -> None:
 
 REFUSED: dict[str, tuple[Callable[[FarandoleGroup], object], str]] = {
     "sparse": (lambda group: group.allreduce([torch.eye(2).to_sparse()]), "all_reduce.*sparse"),
-    "strided": (lambda group: group.allreduce([torch.ones(4, 4).t()]), "all_reduce.*contiguous"),
+    "expanded bytes": (
+        lambda group: group.broadcast([torch.ones(1, dtype=torch.complex64).expand(4)], now(c10d.BroadcastOptions())),
+        "broadcast.*share memory",
+    ),
+    "expanded": (lambda group: group.allreduce([torch.ones(4).expand(4, 4)]), "all_reduce.*share memory"),
     "elsewhere": (lambda group: group.allreduce([torch.ones(2, device="meta")]), "on meta"),
     "two": (lambda group: group.allreduce([torch.ones(2), torch.ones(2)]), "one tensor of each rank, got 2"),
     "bits": (

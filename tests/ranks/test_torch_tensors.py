@@ -11,6 +11,9 @@ import farandole.numpy
 import farandole.torch as hvd
 from farandole.core.context import Context
 from farandole.core.default import use
+from farandole.core.operations import kinds
+from farandole.core.operations.reduction import Reduction
+from farandole.core.operations.request import Request
 from farandole.errors import InvalidRequest
 from farandole.rendezvous import SoloRendezvous
 from helpers.ranks import run_ranks
@@ -20,7 +23,6 @@ REFUSED = {
     "float8_e5m2": torch.zeros(3).to(torch.float8_e5m2),
     "sparse": torch.zeros(3).to_sparse(),
     "meta": torch.zeros(3, device="meta"),
-    "contiguous": torch.zeros(3, 4).t(),
     "negated": torch._neg_view(torch.ones(3)),
 }
 
@@ -77,6 +79,37 @@ def test_operations_in_place_keep_the_tensor_and_its_gradient() -> None:
     run_ranks(2, body)
 
 
+def test_memory_formats_and_strides() -> None:
+    def body(context: Context) -> None:
+        picture = torch.arange(24.0).reshape(1, 2, 3, 4)
+        mine = picture.to(memory_format=torch.channels_last) if context.rank else picture.clone()
+        for result in (
+            hvd.allreduce(mine, op=hvd.Sum),
+            hvd.allreduce_async(mine, op=hvd.Sum).wait(),
+            hvd.grouped_allreduce([mine], op=hvd.Sum)[0],
+            hvd.broadcast(mine, 0) * 2,
+        ):
+            assert torch.equal(result, picture * 2)
+            assert result.stride() == mine.stride()
+        assert torch.equal(hvd.allreduce(torch.ones(2).expand(3, 2), op=hvd.Sum), torch.full((3, 2), 2.0))
+        with pytest.raises(InvalidRequest, match="share memory"):
+            hvd.allreduce_(torch.ones(2).expand(3, 2))
+
+        asked = Request(kinds.ALLREDUCE, reduction=Reduction(hvd.Sum), process_set=hvd.global_process_set)
+        each = [mine.clone(), picture.clone()]
+        hvd.ops.requests.start_each(asked, ["first", "second"], each, wake=True).wait()
+        assert all(torch.equal(tensor, picture * 2) for tensor in each)
+
+        leaf = torch.nn.Parameter(mine.clone())
+        version = leaf._version
+        hvd.allreduce_(leaf, op=hvd.Sum)
+        assert torch.equal(leaf, picture * 2) and leaf._version > version
+        hvd.allreduce(leaf, op=hvd.Sum).sum().backward()
+        assert leaf.grad is not None and torch.equal(leaf.grad, torch.full_like(picture, 2.0))
+
+    run_ranks(2, body)
+
+
 def test_other_frameworks_arrays_are_a_type_error() -> None:
     with Context(SoloRendezvous()) as context, use(context):
         with pytest.raises(TypeError, match="expected a torch tensor, got ndarray"):
@@ -92,7 +125,6 @@ def test_what_numpy_cannot_hand_out() -> None:
             (np.ones(3, "complex64"), "dtype complex64"),
             (np.ones(3, "datetime64[s]"), "dtype datetime64"),
             (np.ones(3, "longdouble"), "dtype float128"),
-            (np.ones((3, 4)).T, "contiguous"),
         ):
             with pytest.raises(InvalidRequest, match=problem):
                 farandole.numpy.allreduce(array)

@@ -66,6 +66,14 @@ class JaxAdapter:
             return f"dtype {tensor.dtype} is not supported; use one of {', '.join(sorted(_DTYPES))}"
         return None
 
+    def dense(self, tensor: Array, name: str, write: bool) -> Array:
+        """Return the array, or a copy in row-major order if it has another layout."""
+        return tensor if np.asarray(tensor).flags.c_contiguous else tensor.copy().block_until_ready()
+
+    def restore(self, values: Array, tensor: Array, write: bool) -> Array:
+        """Return the values: arrays are not written to."""
+        return values
+
     def empty_like(self, tensor: Array) -> Array:
         """Return a new array for the engine to write to."""
         return _empty(tensor.shape, tensor)

@@ -44,8 +44,23 @@ class NumpyAdapter:
             return f"dtype {tensor.dtype} is not supported; use bool, an integer of 8 to 64 bits or a float of 16 to 64"
         return None
 
+    def dense(self, tensor: Array, name: str, write: bool) -> Array:
+        """Return the array if it is C-contiguous, else a copy. Refuses to write to a read-only one."""
+        if tensor.flags.c_contiguous:
+            return tensor
+        if write and not tensor.flags.writeable:
+            raise InvalidRequest(name, "the array is read-only; pass a copy")
+        return np.array(tensor, order="C", subok=False)
+
+    def restore(self, values: Array, tensor: Array, write: bool) -> Array:
+        """Copy the values to `tensor`, or return them, which are C-contiguous."""
+        if not write or values is tensor:
+            return values
+        np.copyto(tensor, values)
+        return tensor
+
     def empty_like(self, tensor: Array) -> Array:
-        """Return an uninitialized array of the same shape and dtype."""
+        """Return an uninitialized C-contiguous array of the same shape and dtype."""
         return np.empty(tensor.shape, tensor.dtype)
 
     def adopt(self, result: object, like: Array) -> Array:

@@ -9,7 +9,7 @@ from torch.utils.dlpack import from_dlpack
 from farandole.core.operations.adapter import DeviceResult
 from farandole.errors import InvalidRequest
 
-__all__ = ["DTYPES", "TorchAdapter"]
+__all__ = ["DTYPES", "TorchAdapter", "is_expanded"]
 
 DTYPES = frozenset(
     {
@@ -31,7 +31,7 @@ DTYPES = frozenset(
 
 
 class TorchAdapter:
-    """Adapter for contiguous tensors on the CPU or on CUDA, with the dtypes that the engine reduces."""
+    """Adapter for tensors on the CPU or on CUDA, with the dtypes that the engine reduces."""
 
     name = "torch"
     own_type = None
@@ -70,7 +70,7 @@ class TorchAdapter:
                 increment_version(tensor)
 
     def refusal(self, tensor: torch.Tensor) -> str | None:
-        """Return the reason if layout, device, dtype or strides, in this order, are not supported, else None."""
+        """Return the reason if layout, device or dtype, in this order, are not supported, else None."""
         if tensor.layout is not torch.strided:
             return f"a sparse tensor ({tensor.layout}) cannot be sent; use sparse_allreduce_async or to_dense()"
         if not (tensor.is_cpu or tensor.is_cuda):
@@ -78,9 +78,23 @@ class TorchAdapter:
         if tensor.dtype not in DTYPES:
             known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES))
             return f"Tensor type {tensor.type()} is not supported; use one of {known}"
-        if not tensor.is_contiguous():
-            return "Tensor is required to be contiguous. Pass tensor.contiguous()"
         return None
+
+    def dense(self, tensor: torch.Tensor, name: str, write: bool) -> torch.Tensor:
+        """Return the tensor if it is contiguous, else a copy without a gradient; refuse to write to an expanded one."""
+        if tensor.is_contiguous():
+            return tensor
+        if write and is_expanded(tensor):
+            raise InvalidRequest(name, "several elements of the tensor share memory (expand); pass tensor.clone()")
+        return tensor.detach().contiguous()
+
+    def restore(self, values: torch.Tensor, tensor: torch.Tensor, write: bool) -> torch.Tensor:
+        """Copy the values to `tensor`, or return them in its memory format, such as channels_last."""
+        if values is tensor or (tensor.is_contiguous() and not write):
+            return values
+        target = tensor.detach() if write else torch.empty_like(tensor)
+        target.copy_(values)
+        return tensor if write else target
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return an uninitialized tensor without a gradient."""
@@ -123,6 +137,11 @@ class TorchAdapter:
         """Return the tensor in `dtype`; differentiable."""
         assert isinstance(dtype, torch.dtype)
         return tensor.to(dtype)
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Return whether several elements share memory, as in the result of `expand`."""
+    return any(not stride and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _spelled(tensor: torch.Tensor) -> str:

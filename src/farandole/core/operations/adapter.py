@@ -52,8 +52,16 @@ class Adapter(Protocol[T]):
     def refusal(self, tensor: T) -> str | None:
         """Return the reason, in the framework's terms, why the engine cannot use a tensor; None if it can."""
 
+    def dense(self, tensor: T, name: str, write: bool) -> T:
+        """Return `tensor` if it is contiguous, else a contiguous copy.
+
+        Raises `InvalidRequest` if it is to be written, and `restore` cannot."""
+
+    def restore(self, values: T, tensor: T, write: bool) -> T:
+        """Return `values`, which are contiguous, in `tensor` itself with `write`, else in its memory format."""
+
     def empty_like(self, tensor: T) -> T:
-        """Return an uninitialized contiguous tensor of the same shape and dtype."""
+        """Return an uninitialized tensor of the same shape and dtype; contiguous if `tensor` is."""
 
     def adopt(self, result: object, like: T) -> T:
         """Return a tensor over memory of the engine, without a copy; `like` has its dtype and device.

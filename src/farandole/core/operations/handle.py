@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from farandole import _native
 
@@ -21,11 +21,11 @@ class Handle(Generic[R]):
 
     def __init__(
         self,
-        part: _native.Handle | None,
+        part: "_native.Handle | Handle[Any] | None",
         result: R | None = None,
         finish: Callable[[], R] | None = None,
     ) -> None:
-        """Make a handle of `part`, the engine's handle; None if the operation is done already.
+        """Make a handle of `part`, the engine's handle or another one; None if the operation is done already.
 
         The result is `result`, or the value that `finish` returns when `part` is done."""
         self._part = part

@@ -1,7 +1,9 @@
 """Submission of requests to the engine: names on the wire, checks at the call, and memory for the results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import repeat
+from operator import is_
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from farandole import _native
@@ -90,9 +92,10 @@ def allreduce_request(
 class Requests(Generic[T]):
     """Methods that submit requests for one framework's tensors.
 
-    The engine reads and writes tensors in place. A tensor that it cannot use is refused, not copied. The engine also
-    refuses requests that are invalid on this rank alone, such as a wrong root, wrong splits, or a name that is in
-    flight. Bindings that differentiate or trace override `run` and `run_group`.
+    The engine reads and writes contiguous tensors in place. It gets a contiguous copy of a strided one, because ranks
+    may differ in strides. Other tensors that it cannot use are refused. The engine also refuses requests that are
+    invalid on this rank alone, such as a wrong root, wrong splits, or a name that is in flight. Bindings that
+    differentiate or trace override `run` and `run_group`.
     """
 
     def __init__(self, adapter: Adapter[T]) -> None:
@@ -130,8 +133,11 @@ class Requests(Generic[T]):
         try:
             membership.engine.run(request, wire, tensor, output)
         except Exception as error:
-            raise self._explained(error, (tensor,), wire) from None
-        return output
+            (dense,) = self._dense(error, (tensor,), (wire,), write)
+        else:
+            return output
+        made = self.reduce(request._replace(wire=wire), dense, write, membership)
+        return self.adapter.restore(made, tensor, write)
 
     def start_reduce(self, request: Request, tensor: T, write: bool) -> Handle[T]:
         """Start an allreduce, in place with `write`. Never blocks."""
@@ -139,22 +145,25 @@ class Requests(Generic[T]):
         try:
             part = membership.engine.start(request, wire, tensor, output)
         except Exception as error:
-            raise self._explained(error, (tensor,), wire) from None
-        return Handle(part, output)
+            (dense,) = self._dense(error, (tensor,), (wire,), write)
+        else:
+            return Handle(part, output)
+        handle = self.start_reduce(request._replace(wire=wire), dense, write)
+        return Handle(handle, finish=lambda: self.adapter.restore(handle.wait(), tensor, write))
 
     def overwrite(self, request: Request, tensor: T) -> T:
         """Perform `request`, an allreduce or broadcast, in place, and return `tensor`. Blocks as `run` does."""
         if request.kind == kinds.ALLREDUCE:
             return self.reduce(request, tensor, write=True)
-        self.start(request, tensor, write=True, now=True)
-        return tensor
+        overwritten: T = self.start(request, tensor, write=True, now=True).wait()
+        return overwritten
 
     def start(self, request: Request, tensor: T, write: bool = False, now: bool = False) -> Handle[Any]:
         """Start `request`, which is not an allreduce, in place with `write`.
 
         Blocks until it is done with `now`, else never.
         """
-        kind = request.kind
+        asked, kind = request, request.kind
         membership, wire = _addressed(request)
         if kind == kinds.BROADCAST:
             place = membership.place_of(request.root, wire)
@@ -179,10 +188,15 @@ class Requests(Generic[T]):
             engine = membership.engine
             part = engine.run(request, wire, tensor, output) if now else engine.start(request, wire, tensor, output)
         except Exception as error:
-            raise self._explained(error, (tensor,), wire) from None
-        if output is not None or part is None:
-            return Handle(part, output)
-        return Handle(part, finish=self._finish(kind, part, tensor, given))
+            (dense,) = self._dense(error, (tensor,), (wire,), write)
+        else:
+            if output is not None or part is None:
+                return Handle(part, output)
+            return Handle(part, finish=self._finish(kind, part, tensor, given))
+        handle = self.start(asked._replace(wire=wire), dense, write, now)
+        if output is None:
+            return handle
+        return Handle(handle, finish=lambda: self.adapter.restore(handle.wait(), tensor, write))
 
     def start_group(self, request: Request, tensors: Sequence[T], write: bool = False) -> Handle[list[T]]:
         """Start a grouped `request`: no operation begins before all are requested on all ranks. Never blocks."""
@@ -190,15 +204,16 @@ class Requests(Generic[T]):
         try:
             part = membership.engine.start(request, wire, tensors, outputs)
         except Exception as error:
-            raise self._explained(error, tensors, wire) from None
-        if outputs is not None:
-            return Handle(part, outputs)
-        return Handle(
-            part,
-            finish=lambda: [
-                self.adapter.adopt(result, like) for result, like in zip(part.results(), tensors, strict=True)
-            ],
-        )
+            dense = self._dense(error, tensors, repeat(wire), write)
+        else:
+            if outputs is not None:
+                return Handle(part, outputs)
+            adopt = self.adapter.adopt
+            return Handle(part, finish=lambda: [adopt(*pair) for pair in zip(part.results(), tensors, strict=True)])
+        group = self.start_group(request._replace(wire=wire), dense, write)
+        if outputs is None:
+            return group
+        return Handle(group, finish=lambda: self._restore_each(group.wait(), tensors, write))
 
     def reduce_group(self, request: Request, tensors: Sequence[T], write: bool) -> list[T]:
         """Perform a grouped allreduce, in place with `write`, and return the results. Blocks as `run` does."""
@@ -207,8 +222,10 @@ class Requests(Generic[T]):
         try:
             membership.engine.run(request, wire, tensors, outputs)
         except Exception as error:
-            raise self._explained(error, tensors, wire) from None
-        return outputs
+            dense = self._dense(error, tensors, repeat(wire), write)
+        else:
+            return outputs
+        return self._restore_each(self.reduce_group(request._replace(wire=wire), dense, write), tensors, write)
 
     def start_each(
         self, request: Request, names: Sequence[str], tensors: Sequence[T], wake: bool
@@ -224,11 +241,11 @@ class Requests(Generic[T]):
         try:
             part = membership.engine.start(request, wires, tensors, tensors, wake)
         except Exception as error:
-            for tensor, wire in zip(tensors, wires, strict=True):
-                if self.adapter.refusal(tensor) is not None:
-                    raise self._explained(error, (tensor,), wire) from None
-            raise
-        return Handle(part, tensors)
+            dense = self._dense(error, tensors, wires, write=True)
+        else:
+            return Handle(part, tensors)
+        each = self.start_each(request, names, dense, wake)
+        return Handle(each, finish=lambda: self._restore_each(each.wait(), tensors, write=True))
 
     def _finish(self, kind: int, part: _native.Handle, like: T, given: object) -> Callable[[], Any]:
         """Return a function that makes the result from the engine's memory, once `part` is done."""
@@ -259,13 +276,24 @@ class Requests(Generic[T]):
             return membership, wire, None
         return membership, wire, [self.adapter.empty_like(tensor) for tensor in tensors]
 
-    def _explained(self, error: Exception, tensors: Sequence[T], wire: str) -> Exception:
-        """Return an error with the adapter's reason for the first refused tensor; without one `error`."""
-        for tensor in tensors:
+    def _dense(self, error: Exception, tensors: Sequence[T], wires: Iterable[str], write: bool) -> list[T]:
+        """Return `tensors`, which the engine refused with `error`, with contiguous copies in place of strided ones.
+
+        Raises `error` if it has another reason, in the adapter's words if it is a refusal of a tensor."""
+        dense = []
+        for tensor, wire in zip(tensors, wires, strict=False):
             refusal = self.adapter.refusal(tensor)
             if refusal is not None:
-                return InvalidRequest(wire, refusal)
-        return error
+                raise InvalidRequest(wire, refusal) from None
+            dense.append(self.adapter.dense(tensor, wire, write))
+        # The engine looks at all tensors before it starts anything, so nothing is under way.
+        if not isinstance(error, InvalidRequest) or all(map(is_, dense, tensors)):
+            raise error
+        return dense
+
+    def _restore_each(self, made: Sequence[T], tensors: Sequence[T], write: bool) -> list[T]:
+        """Return the results `made` of contiguous copies in the memory of `tensors`, or in their memory formats."""
+        return [self.adapter.restore(each, tensor, write) for each, tensor in zip(made, tensors, strict=True)]
 
 
 def named(stem: str, name: str | None, process_set: ProcessSet) -> tuple[Membership, str]:

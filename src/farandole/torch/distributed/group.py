@@ -19,6 +19,7 @@ from farandole.rendezvous import Rendezvous
 from farandole.torch.distributed.names import SinglePart
 from farandole.torch.distributed.reduction import reduction_of
 from farandole.torch.distributed.streams import note_use
+from farandole.torch.distributed.strided import writes_strided
 from farandole.torch.distributed.submitter import Submitter
 from farandole.torch.distributed.tensors import flat, joined, one, packed, readable, require_apart, unpack, writable
 from farandole.torch.distributed.work import Follower, Work
@@ -97,6 +98,7 @@ class FarandoleGroup(dist.ProcessGroup):
 
     # Reductions
 
+    @writes_strided
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         """Reduce the tensor in place."""
         what = "all_reduce"
@@ -104,6 +106,7 @@ class FarandoleGroup(dist.ProcessGroup):
         request = Request(kinds.ALLREDUCE, what, _reduction(opts, tensor, what))
         return self._submitter.reduce(request, tensor, _is_now(opts))
 
+    @writes_strided
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce several tensors in place, all at once."""
         what = "all_reduce_coalesced"
@@ -113,6 +116,7 @@ class FarandoleGroup(dist.ProcessGroup):
         request = Request(kinds.ALLREDUCE, what, _reduction(opts, ready[0], what), grouped=True)
         return self._submitter.reduce_group(request, ready, _is_now(opts))
 
+    @writes_strided
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> Work:  # type: ignore[override]
         """Reduce into the root's tensor; the others' stay as they are."""
         what, given, leads = "reduce", one(tensors, "reduce"), opts.rootRank == self._rank
@@ -123,6 +127,7 @@ class FarandoleGroup(dist.ProcessGroup):
         request = Request(kinds.ALLREDUCE, what, reduction)
         return self._submitter.submit(request, signature, pair, [tensor], _is_now(opts))
 
+    @writes_strided
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Reduce, and keep this rank's part of the result; the parts are adjacent in the input."""
         what = "reduce_scatter"
@@ -144,6 +149,7 @@ class FarandoleGroup(dist.ProcessGroup):
         request = Request(kinds.ALLREDUCE, what, reduction)
         return self._submitter.submit(request, signature, (source, whole), [output], _is_now(opts), keep)
 
+    @writes_strided
     def reduce_scatter(  # type: ignore[override]
         self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Sequence[Tensor]], opts: Any = None
     ) -> Work:
@@ -163,6 +169,7 @@ class FarandoleGroup(dist.ProcessGroup):
 
     # Movement
 
+    @writes_strided
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Work:  # type: ignore[override]
         """Overwrite the tensor with the root's."""
         what, tensor = "broadcast", one(tensors, "broadcast")
@@ -171,6 +178,7 @@ class FarandoleGroup(dist.ProcessGroup):
         request = Request(kinds.BROADCAST, what, root=opts.rootRank)
         return self._submitter.submit(request, signature, (row, row), [tensor], _is_now(opts))
 
+    @writes_strided
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Write the ranks' tensors into the output, in rank order."""
         what = "all_gather"
@@ -180,6 +188,7 @@ class FarandoleGroup(dist.ProcessGroup):
         request = Request(kinds.ALLGATHER, what)
         return self._submitter.submit(request, source.dtype, (source, target), [output], _is_now(opts))
 
+    @writes_strided
     def allgather(  # type: ignore[override]
         self, output_tensors: Sequence[Sequence[Tensor]], input_tensors: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -207,6 +216,7 @@ class FarandoleGroup(dist.ProcessGroup):
         pairs = zip(outputs, inputs, strict=True)
         return self._submitter.together([self.all_gather_single(output, input, opts) for output, input in pairs])
 
+    @writes_strided
     def all_to_all_single(
         self,
         output: Tensor,
@@ -225,10 +235,12 @@ class FarandoleGroup(dist.ProcessGroup):
         request = Request(kinds.ALLTOALL, what, splits=sent)
         return self._submitter.submit(request, (), (source, target), [output], _is_now(opts), finish)
 
+    @writes_strided
     def alltoall(self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Send one tensor to each rank, and write each rank's tensor into one of the outputs."""
         return self._exchange("all_to_all", output_tensors, input_tensors, opts)
 
+    @writes_strided
     def gather(  # type: ignore[override]
         self, output_tensors: Sequence[Sequence[Tensor]], input_tensors: Sequence[Tensor], opts: Any
     ) -> Work:
@@ -239,6 +251,7 @@ class FarandoleGroup(dist.ProcessGroup):
         inputs = [tensor if rank == opts.rootRank else nothing for rank in range(self._size)]
         return self._exchange("gather", outputs, inputs, opts)
 
+    @writes_strided
     def scatter(  # type: ignore[override]
         self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Sequence[Tensor]], opts: Any
     ) -> Work:

@@ -86,7 +86,7 @@ class Submitter:
     def together(self, works: Sequence[Work]) -> Work:
         """Join several into one."""
         results = [tensor for work in works for tensor in work.results]
-        pending = [work.underway for work in works if work.underway is not None]
+        pending = [underway for work in works if (underway := work.take()) is not None]
         return Work(results, Underway(pending, results, lambda error: error) if pending else None, self._follower)
 
     def _explained(self, what: str | None, tensor: Tensor | None, error: CollectiveError) -> CollectiveError:

@@ -9,7 +9,7 @@ from torch.autograd.graph import increment_version
 from farandole.errors import InvalidRequest
 from farandole.torch.adapter import DTYPES, TorchAdapter
 
-__all__ = ["flat", "joined", "one", "packed", "readable", "require_apart", "unpack", "writable"]
+__all__ = ["StridedOutput", "flat", "joined", "one", "packed", "readable", "require_apart", "unpack", "writable"]
 
 Tensor = torch.Tensor
 
@@ -23,26 +23,41 @@ def one(tensors: Sequence[Tensor], what: str) -> Tensor:
     return tensors[0]
 
 
-def readable(tensor: Tensor, what: str) -> Tensor:
-    """Return the tensor for the engine to read; raises `InvalidRequest` with the reason if it cannot."""
+class StridedOutput(Exception):
+    """An output is not contiguous; a contiguous copy can take its place."""
+
+
+def readable(tensor: Tensor, what: str, write: bool = False) -> Tensor:
+    """Return the tensor, or a contiguous copy, for the engine to read.
+
+    Raises `InvalidRequest` with the reason if it cannot, and `StridedOutput` if a copy would be written to."""
     refusal = ADAPTER.refusal(tensor)
     if refusal is not None:
         raise InvalidRequest(what, refusal)
     ADAPTER.check(tensor, what)
-    return tensor.detach() if tensor.requires_grad else tensor
+    return _dense(tensor.detach() if tensor.requires_grad else tensor, what, write)
 
 
 def writable(tensor: Tensor, what: str) -> Tensor:
-    """Return the tensor for the engine to read and write; autograd notes the change."""
+    """Return the tensor for the engine to read and write; raises as `readable` does. Autograd notes the change."""
     increment_version(tensor)
-    return readable(tensor, what)
+    return readable(tensor, what, write=True)
 
 
 def flat(tensor: Tensor, what: str, write: bool = False) -> Tensor:
     """Return the tensor as one row. A dtype that the engine cannot reduce becomes bytes, which it can move."""
     if tensor.dtype not in DTYPES and tensor.layout is torch.strided:
-        tensor = tensor.detach().view(torch.uint8)
+        tensor = _dense(tensor.detach(), what, write).view(torch.uint8)
     return (writable if write else readable)(tensor, what).view(-1)
+
+
+def _dense(tensor: Tensor, what: str, write: bool) -> Tensor:
+    if tensor.is_contiguous():
+        return tensor
+    dense = ADAPTER.dense(tensor, what, write)
+    if write:
+        raise StridedOutput
+    return dense
 
 
 def joined(rows: Sequence[Tensor]) -> Tensor | None:

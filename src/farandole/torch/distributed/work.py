@@ -166,6 +166,19 @@ class Work(dist.Work):
                 self._future = _torchscript().typed(self._future, self.results)
         return self._future
 
+    def take(self) -> Underway | None:
+        """Return what is under way, for another work, which is waited for instead."""
+        self._awaited = True
+        return self.underway
+
+    def finished_by(self, finish: Callable[[], None], results: Results) -> "Work":
+        """Return a work of the same collective with `results`, which `finish` makes after it."""
+        underway = self.take()
+        if underway is None:
+            finish()
+            return Work(results, None, self._follower)
+        return Work(results, Underway([underway], results, lambda error: error, finish), self._follower)
+
 
 class Follower:
     """Thread that waits, one after the other, for the collectives with futures; it starts with the first one.
