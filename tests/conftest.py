@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 import spark_archive
 
+from farandole import _native
 from helpers.leaks import Snapshot
 from helpers.programs import WarmFolder
 from helpers.warm import SELDOM
@@ -39,6 +40,7 @@ IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare this process and those that tests start."""
     gc.set_threshold(*SELDOM)
+    _native.set_leak_warnings(True)
     if not hasattr(config, "workerinput"):  # this process starts the workers, or runs all tests itself
         config.add_cleanup(WarmFolder().close)
     os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_archive.java_options())

@@ -296,6 +296,9 @@ void define_plugins(nb::module_& m) {
 NB_MODULE(_native, m) {
   using namespace farandole;  // NOLINT: the module is made of this namespace
   nb::register_exception_translator(translate);
+  // Users' objects often live to the interpreter's end, for example in the traceback of an error. The tests warn.
+  nb::set_leak_warnings(false);
+  m.def("set_leak_warnings", &nb::set_leak_warnings, "warn"_a);
   // A forked child holds its parent's engines and does not free them. That is not a leak.
   ::pthread_atfork(nullptr, nullptr, [] { nb::set_leak_warnings(false); });
   define_wiring(m);

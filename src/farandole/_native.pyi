@@ -3,6 +3,8 @@ from typing import Any
 
 import farandole.core.operations.request
 
+def set_leak_warnings(warn: bool) -> None: ...
+
 class Segment:
     @staticmethod
     def create(ranks: int, slot_bytes: int, pair_rings: bool) -> Segment: ...

@@ -143,6 +143,11 @@ def run_script(text: str, seconds: float = 120) -> subprocess.CompletedProcess[s
     return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=seconds, check=False)
 
 
+WARN = """
+from farandole import _native
+_native.set_leak_warnings(True)
+"""
+
 BEGIN = """
 import numpy as np
 from farandole.core import default
@@ -170,7 +175,16 @@ handle = engine.start(request, "x", values, values)
     ids=["at once", "waited for", "sys.exit", "a cycle of references", "a thread that waits", "a daemon that works"],
 )
 def test_an_interpreter_ends_without_shutdown(end: str) -> None:
-    done = run_script(BEGIN + end)
+    done = run_script(WARN + BEGIN + end)
     assert done.returncode == 0, done.stderr
     if "daemon" not in end:  # such a thread is stopped where it is, and complains or keeps what it holds
         assert done.stderr == ""
+
+
+@pytest.mark.parametrize("before", [WARN, ""], ids=["in tests", "in production"])
+def test_objects_at_the_interpreters_end_are_reported_in_tests_only(before: str) -> None:
+    # As a framework does with a process group that is never destroyed.
+    leak = "import ctypes; ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle)); raise SystemExit('of the user')"
+    done = run_script(before + BEGIN + leak)
+    assert ("nanobind: leaked" in done.stderr) == bool(before)
+    assert done.stderr.startswith("of the user\n")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -25,12 +25,12 @@ def writes_strided(
     """Let a method that writes to its first argument, contiguous tensors, write to strided ones."""
 
     @wraps(method)
-    def call(group: Group, outputs: Given, *args: P.args, **kwargs: P.kwargs) -> Work:
+    def call(group: Group, outputs: Given, /, *args: P.args, **kwargs: P.kwargs) -> Work:
         try:
             return method(group, outputs, *args, **kwargs)
         except StridedOutput:  # raised before anything is under way; to look here first would slow down all others
             copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        work = method(group, _contiguous(outputs, copies), *args, **kwargs)
+        work = method(group, cast(Given, _contiguous(outputs, copies)), *args, **kwargs)
 
         def finish() -> None:
             for output, copy in copies:
