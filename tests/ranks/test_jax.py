@@ -79,6 +79,23 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 @modes
+def test_arrays_of_another_layout(mode: str) -> None:
+    layouts = pytest.importorskip("jax.experimental.layout")
+    if not hasattr(layouts, "Format"):
+        pytest.skip("this version of JAX has no jax.experimental.layout.Format")
+
+    def body(context: Context) -> Any:
+        rows = jnp.arange(6.0).reshape(2, 3)
+        turned = jax.device_put(rows, layouts.Format(layouts.Layout(major_to_minor=(1, 0)), rows.sharding))
+        return values(MODES[mode](lambda x: (hvd.allreduce(x, op=hvd.Sum), hvd.allgather(x)))(turned))
+
+    rows = np.arange(6.0).reshape(2, 3)
+    for total, joined in run_ranks(2, body):
+        np.testing.assert_array_equal(total, 2 * rows)
+        np.testing.assert_array_equal(joined, np.concatenate([rows, rows]))
+
+
+@modes
 def test_every_dtype_and_shape(mode: str) -> None:
     def body(context: Context) -> Any:
         with allow_64_bits():
