@@ -3,8 +3,12 @@
 import hashlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+
+from farandole.data.selection import Predicate
 
 __all__ = [
     "PredicateBase",
@@ -20,7 +24,10 @@ Values = Mapping[str, Any]
 
 
 class PredicateBase(ABC):
-    """Base of predicates on the values of a row."""
+    """Base of predicates on the values of a row.
+
+    `make_batch_reader` first calls `do_include` with a pandas frame of a row group, which may return a Series of bool.
+    """
 
     @abstractmethod
     def get_fields(self) -> set[str]:
@@ -45,36 +52,45 @@ class in_set(PredicateBase):
 
 
 class in_intersection(in_set):
-    """Rows whose `predicate_field`, a list, holds one of `inclusion_values`."""
+    """Rows whose field, a list, holds one of `inclusion_values`; a text counts as one value.
+
+    Selecting raises `ValueError` for a field that is not iterable."""
+
+    def __init__(self, inclusion_values: Collection[Any], _predicate_field: str) -> None:  # Petastorm's name
+        super().__init__(inclusion_values, _predicate_field)
 
     def do_include(self, values: Values) -> bool:
-        return not self._values.isdisjoint(values[self._field])
+        found = values[self._field]
+        if not isinstance(found, Iterable):
+            raise ValueError(f"'{self._field}' must hold lists for in_intersection, and holds {found!r}")
+        return not self._values.isdisjoint(np.ravel(found).tolist())
 
 
 class in_lambda(PredicateBase):
-    """Rows for which `predicate_func(values)` is true, or `predicate_func(values, state_arg)`.
+    """Rows for which `predicate_func` is true of the values of `predicate_fields`, in the order of that list.
 
-    Raises `ValueError` if `predicate_fields` is a string."""
+    `state_arg`, unless it is None, is a further argument. Raises `ValueError` for fields without an order."""
 
     def __init__(
-        self, predicate_fields: Collection[str], predicate_func: Callable[..., bool], state_arg: Any = None
+        self, predicate_fields: Sequence[str], predicate_func: Callable[..., Any], state_arg: Any = None
     ) -> None:
-        if isinstance(predicate_fields, str):
+        if isinstance(predicate_fields, str) or not isinstance(predicate_fields, Sequence):
             raise ValueError(f"predicate_fields must be a list of columns, got {predicate_fields!r}")
-        self._fields, self._func, self._state = set(predicate_fields), predicate_func, state_arg
+        self._fields, self._func = list(predicate_fields), predicate_func
+        self._state = () if state_arg is None else (state_arg,)
 
     def get_fields(self) -> set[str]:
-        return self._fields
+        return set(self._fields)
 
-    def do_include(self, values: Values) -> bool:
-        return self._func(values) if self._state is None else self._func(values, self._state)
+    def do_include(self, values: Values) -> Any:
+        return self._func(*(values[name] for name in self._fields), *self._state)
 
 
 class in_reduce(PredicateBase):
     """Rows for which `reduce_func`, such as `all` or `any`, is true of the predicates' list of answers."""
 
     def __init__(self, predicate_list: Sequence[PredicateBase], reduce_func: Callable[[list[bool]], bool]) -> None:
-        self._predicates, self._reduce = list(predicate_list), reduce_func
+        self._predicates, self._reduce = [_checked(each) for each in predicate_list], reduce_func
 
     def get_fields(self) -> set[str]:
         return set().union(*(each.get_fields() for each in self._predicates))
@@ -87,7 +103,7 @@ class in_negate(PredicateBase):
     """Rows that `predicate` excludes."""
 
     def __init__(self, predicate: PredicateBase) -> None:
-        self._predicate = predicate
+        self._predicate = _checked(predicate)
 
     def get_fields(self) -> set[str]:
         return self._predicate.get_fields()
@@ -115,3 +131,9 @@ class in_pseudorandom_split(PredicateBase):
         # Petastorm's hash, so that existing splits stay the same.
         number = int(hashlib.md5(str(values[self._field]).encode(), usedforsecurity=False).hexdigest(), 16)
         return self._low <= number % sys.maxsize < self._high
+
+
+def _checked(predicate: PredicateBase) -> PredicateBase:
+    if not isinstance(predicate, Predicate):
+        raise ValueError(f"{predicate!r} is no predicate: it lacks get_fields or do_include")
+    return predicate

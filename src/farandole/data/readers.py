@@ -151,7 +151,7 @@ def make_feed_reader(
     _refuse_for_own_rows(asked)
 
     def look() -> tuple[Source, list[str]]:
-        return _selected(source, asked), _columns(source.schema, schema_fields)
+        return _selected(source, asked, batched=True), _columns(source.schema, schema_fields)
 
     chosen, columns = together(look, gather)
     loader = FeedLoader(
@@ -303,7 +303,7 @@ def _read_files(
     if options.cache_type == "local-disk":
         assert options.cache_location is not None, "checked with the options"
         source = CachedSource(source, Path(options.cache_location), options.cache_size_limit or _DEFAULT_CACHE_LIMIT)
-    source = _selected(source, options)
+    source = _selected(source, options, batched=batched)
     columns = _columns(source.schema, schema_fields)
     rows, shards = int(rows_in(source.row_groups).sum()), options.shard_count or 1
     if options.num_epochs is None and 0 < rows < shards:
@@ -334,10 +334,10 @@ def _refuse_for_own_rows(options: ReaderOptions) -> None:
         raise ConfigError("storage_options", "are for URLs, and these rows have none; leave them out")
 
 
-def _selected(source: Source, options: ReaderOptions) -> Source:
+def _selected(source: Source, options: ReaderOptions, *, batched: bool) -> Source:
     for where in (options.filters, options.predicate):
         if where is not None:
-            source = SelectedSource(source, where)
+            source = SelectedSource(source, where, frames=batched)
     return source
 
 

@@ -4,6 +4,8 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.util import find_spec
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -27,7 +29,7 @@ _OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in")
 
 @runtime_checkable
 class Predicate(Protocol):
-    """Choice of rows one by one in Python, with the methods of Petastorm's predicates."""
+    """Choice of rows in Python, with the methods of Petastorm's predicates."""
 
     def get_fields(self) -> Iterable[str]:
         """Return the names of the columns that `do_include` needs."""
@@ -45,6 +47,8 @@ class SelectedSource:
     """The rows of `source` that `where` chooses.
 
     `where` is a predicate, a list of conditions that must all hold, or a list of such lists, of which one must hold.
+    With `frames`, a predicate is first called with each row group as a pandas frame, if pandas is installed. Where it
+    returns a Series of bool, that chooses the rows; else it is called with each row.
     Making a source reads the columns that `where` needs, once, except in row groups whose least and greatest values
     show that no row can be chosen. Raises `ConfigError` if `where` is none of these, `DataError` for a column that is
     absent or that cannot be compared with the value.
@@ -54,11 +58,13 @@ class SelectedSource:
         self,
         source: Source,
         where: Where,
+        *,
+        frames: bool = False,
     ) -> None:
         check_source(source)
-        self._source, self._where = source, where
+        self._source, self._where, self._frames = source, where, frames
         self.schema = source.schema
-        columns, choose, branches = _as_function(where)
+        columns, choose, branches = _as_function(where, frames)
         check_names(source.schema, columns)
         _check_values(source.schema, branches)
         possible = _possible(source, branches)
@@ -108,7 +114,7 @@ class SelectedSource:
 
     def at(self, version: int) -> "SelectedSource":
         """Return the rows that `where` chooses in another version of the source."""
-        return SelectedSource(at_version(self._source, version), self._where)
+        return SelectedSource(at_version(self._source, version), self._where, frames=self._frames)
 
     @property
     def least_window(self) -> int:
@@ -130,19 +136,38 @@ class SelectedSource:
 
 
 def _as_function(
-    where: Where,
+    where: Where, frames: bool
 ) -> tuple[list[str], Callable[[pa.Table], NDArray[np.bool_]], Sequence[Sequence[Condition]]]:
     """Return the columns that `where` needs, a function that chooses rows, and the conditions; [] for a predicate."""
     if isinstance(where, Predicate):
         columns = sorted(where.get_fields())
-
-        def include(table: pa.Table) -> NDArray[np.bool_]:
-            return np.array([bool(where.do_include(row)) for row in table.to_pylist()], bool)
-
-        return columns, include, []
+        if not columns:
+            raise ConfigError("where", "is a predicate whose get_fields names no column")
+        return columns, partial(_include, where, frames and find_spec("pandas") is not None), []
     branches = _branches(where)
     columns = sorted({condition[0] for branch in branches for condition in branch})
     return columns, lambda table: rows_that_hold(table, branches), branches
+
+
+def _include(predicate: Predicate, frames: bool, table: pa.Table) -> NDArray[np.bool_]:
+    """Return which rows a predicate chooses; raises its errors."""
+    refused: Exception | None = None
+    if frames:
+        import pandas as pd  # loads slowly, and only this needs it
+
+        try:
+            made: Any = predicate.do_include(table.to_pandas())
+        except Exception as error:  # raised below if the predicate does not take single rows either
+            refused = error
+        else:
+            # Only a Series: an array may be the answer for one row, whose value is an array.
+            if isinstance(made, pd.Series) and len(made) == table.num_rows and made.dtype.kind == "b":
+                mask: NDArray[np.bool_] = made.to_numpy(bool)
+                return mask
+    try:
+        return np.array([bool(predicate.do_include(row)) for row in table.to_pylist()], bool)
+    except Exception as error:
+        raise error from refused
 
 
 def _branches(where: object) -> list[list[Condition]]:
