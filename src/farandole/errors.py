@@ -11,6 +11,7 @@ FarandoleError
 ├── HostsError (OSError)                        hosts that cannot be used: the reason of each
 ├── PicklingError (TypeError)                   an object cannot be sent to the ranks; its path
 ├── DataError (ValueError)                      a column cannot be read as asked
+├── ReaderError (RuntimeError)                  an iterator of a reader that has begun another pass, or was stopped
 ├── SourceError (ValueError)                    a file or folder of the data cannot be read as it was planned
 ├── CacheError (OSError)                        the local cache cannot be written
 ├── TraceError (ValueError)                     a file is not a timeline, or is damaged; the place
@@ -55,6 +56,7 @@ __all__ = [
     "PeerLost",
     "PicklingError",
     "RankFailed",
+    "ReaderError",
     "RendezvousError",
     "SlotsError",
     "SlotsTimeout",
@@ -227,6 +229,10 @@ class DataError(FarandoleError, ValueError):
 
     def __str__(self) -> str:
         return f"column '{self.column}': {self.problem}" if self.column else self.problem
+
+
+class ReaderError(FarandoleError, RuntimeError):
+    """An iterator cannot go on: its reader has begun another pass, or was stopped."""
 
 
 class SourceError(FarandoleError, ValueError):

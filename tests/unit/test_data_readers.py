@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +19,18 @@ pytest.importorskip("pyarrow")
 import pandas as pd
 import pyarrow as pa
 
-from farandole.data import FieldOptions, Loader, ParquetSource, Reading, make_batch_reader, make_reader
-from farandole.data.readers import ReaderOptions
+from farandole.data import (
+    FieldOptions,
+    Loader,
+    ParquetSource,
+    Reading,
+    make_batch_reader,
+    make_feed_reader,
+    make_reader,
+)
+from farandole.data.reader_options import ReaderOptions
 from farandole.data.transform import TransformSpec
-from farandole.errors import ConfigError, DataError
+from farandole.errors import ConfigError, DataError, ReaderError
 from helpers.datasets import RAGGED, write_rows
 
 # Petastorm 0.12.1's arguments after the first three of make_batch_reader, which make_reader has, too.
@@ -86,8 +95,8 @@ def test_none_epochs_never_end_and_a_consumed_reader_starts_again(url: str) -> N
     with make_reader(url, ["row"], num_epochs=None) as endless:
         rows = [row.row for row in itertools.islice(endless, 3 * ROWS)]
         assert Counter(rows) == Counter([*range(ROWS)] * 3)
-        with pytest.raises(ConfigError, match="last row was consumed"):
-            endless.reset()
+        endless.reset()
+        assert sorted(row.row for row in itertools.islice(endless, ROWS)) == list(range(ROWS))
     with make_reader(url, ["row"]) as reader:
         first = [row.row for row in reader]
         assert next(reader, None) is None
@@ -199,7 +208,8 @@ def test_options_without_meaning_are_named(url: str, caplog: pytest.LogCaptureFi
     reader = make_reader(url, results_queue_size=7, hdfs_driver="libhdfs")
     for _ in range(2):
         reader.stop()
-    assert list(reader) == []
+    with pytest.raises(ReaderError, match="was stopped"):
+        next(reader)
     assert "results_queue_size means nothing here" in caplog.text
     assert "hdfs_driver means nothing here" in caplog.text
 
@@ -213,7 +223,60 @@ def test_stopping_ends_all_iterators_and_their_threads(url: str, take: str) -> N
             next(each)
     left = set(threading.enumerate()) - before
     assert [thread.name for thread in left if thread.name.startswith("farandole-")] == []
-    assert [next(each, None) for each in iterators] == [None, None]
+    for each in iterators:
+        with pytest.raises(ReaderError, match=r"was stopped|has begun another pass"):
+            next(each)
+
+
+def taken(batches: Iterable[Any]) -> list[int]:
+    return sorted(int(row) for batch in batches for row in np.atleast_1d(batch["row"]))
+
+
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader, make_feed_reader])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_pass_begins_at_the_first_row_however_the_last_was_left(url: str, make: Any, epochs: int) -> None:
+    rows = sorted([*range(ROWS)] * epochs)
+    with make(ParquetSource(url) if make is make_feed_reader else url, ["row"], num_epochs=epochs) as reader:
+        next(reader)
+        assert taken(reader.batches_of(32)) == rows
+        for _ in reader.batches_of(32):
+            break
+        assert taken(reader.batches()) == rows
+        left = reader.batches_of(ROWS)
+        assert len(next(left)["row"]) == ROWS
+        assert taken(reader.batches_of(50)) == rows
+        if epochs == 2:
+            with pytest.raises(ReaderError, match="has begun another pass"):
+                next(left)
+        assert reader.last_row_consumed
+        reader.reset()
+        for _ in reader:
+            break
+        rest = list(reader)  # an iterator goes on where it stood
+        reader.reset()
+        assert len(rest) == len(list(reader)) - 1
+
+
+@pytest.mark.parametrize("epochs", [1, None])
+def test_passes_of_shards_that_were_left_at_different_rows_fit_together(url: str, epochs: int | None) -> None:
+    seen: list[int] = []
+    for shard in range(3):
+        with make_batch_reader(url, ["row"], num_epochs=epochs, cur_shard=shard, shard_count=3) as reader:
+            # Shards have 40 or 41 rows: with endless epochs, some begin the second one here, and others do not.
+            list(itertools.islice(reader.batches_of(1), 41 if epochs is None else 1 + 10 * shard))
+            seen += taken(itertools.islice(reader.batches_of(1), 40 if epochs is None else None))
+    assert len(set(seen)) == len(seen) == (120 if epochs is None else ROWS)
+
+
+def test_a_pass_begins_where_the_program_has_moved_the_loader(url: str) -> None:
+    with make_batch_reader(url, ["row"], num_epochs=2, shuffle_row_groups=False) as reader:
+        state = reader.loader.state_dict()
+        for _ in reader.batches():
+            break
+        reader.loader.load_state_dict({**state, "epoch": 5, "visited": 100})
+        assert taken(reader.batches()) == sorted([*range(100, ROWS), *range(ROWS)])
+        assert reader.loader.epoch == 7
+        assert taken(reader.batches()) == sorted([*range(ROWS)] * 2)
 
 
 def test_the_readers_loader_can_go_on_elsewhere(url: str) -> None:

@@ -19,7 +19,7 @@ import fsspec
 from farandole.data import ArrowSource, ParquetSource, make_batch_reader
 from farandole.data.agreement import together
 from farandole.data.file_systems import Files
-from farandole.data.readers import ReaderOptions
+from farandole.data.reader_options import ReaderOptions
 from farandole.data.row_groups import File, RowGroup
 from farandole.errors import ConfigError, DataError, FarandoleError, RankFailed, SourceError
 from farandole.masking import hide_cause, mask, secret_values

@@ -271,6 +271,21 @@ def test_readers_become_datasets_of_named_tuples(folder: str, make: Any) -> None
             assert Counter(seen) == Counter([*range(ROWS)] * 2)
 
 
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+def test_a_dataset_of_a_reader_that_was_left_early_begins_with_the_first_row(folder: str, make: Any) -> None:
+    with make(folder, ["row"], num_epochs=1) as reader:
+        dataset = make_petastorm_dataset(reader)
+        dataset = dataset.unbatch() if reader.batched_output else dataset
+        pairs = dataset.map(lambda row: (tf.cast(row.row, tf.float32)[None], 0.0)).batch(20).prefetch(2)
+        model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        for _ in range(2):
+            model.evaluate(pairs, steps=2, verbose=0)
+        for _ in range(2):
+            assert sorted(int(each[0]) for rows, _ in pairs for each in rows) == list(range(ROWS))
+            next(iter(pairs))
+
+
 def double(frame: Any) -> Any:
     frame["twice"] = frame["row"] * 2
     return frame

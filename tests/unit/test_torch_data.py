@@ -91,6 +91,21 @@ def test_readers_are_batched(folder: str, make: Any, kind: Any) -> None:
             assert sorted(int(row) for batch in batches for row in batch["row"]) == sorted([*range(ROWS)] * 2)
 
 
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+@pytest.mark.parametrize("kind", [DataLoader, BatchedDataLoader])
+def test_a_loader_that_was_left_early_begins_with_the_first_row(folder: str, make: Any, kind: Any) -> None:
+    with kind(make(folder, ["row"], num_epochs=1), batch_size=32) as loader:
+        left = iter(loader)
+        next(left)
+        for _ in range(2):
+            assert sorted(int(row) for batch in loader for row in batch["row"]) == list(range(ROWS))
+            next(iter(loader))
+        with pytest.raises(RuntimeError, match="has begun another pass"):
+            next(left)
+    with pytest.raises(RuntimeError, match="was stopped"):
+        next(iter(loader))
+
+
 def test_functions_that_make_batches(folder: str) -> None:
     reading = Reading(shuffle=False)
     with BatchedDataLoader(

@@ -60,10 +60,9 @@ class in_intersection(in_set):
         super().__init__(inclusion_values, _predicate_field)
 
     def do_include(self, values: Values) -> bool:
-        found = values[self._field]
-        if not isinstance(found, Iterable):
-            raise ValueError(f"'{self._field}' must hold lists for in_intersection, and holds {found!r}")
-        return not self._values.isdisjoint(np.ravel(found).tolist())
+        if not isinstance(values[self._field], Iterable):
+            raise ValueError(f"'{self._field}' must hold lists for in_intersection, and holds {values[self._field]!r}")
+        return not self._values.isdisjoint(np.ravel(values[self._field]).tolist())
 
 
 class in_lambda(PredicateBase):

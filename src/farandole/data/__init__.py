@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from farandole.data.meter import Metrics
     from farandole.data.order import Order, choose_lanes, permutation
     from farandole.data.plans import GlobalPlan, LocalPlan, Policy
-    from farandole.data.readers import Reader, ReaderOptions, make_batch_reader, make_feed_reader, make_reader
+    from farandole.data.reader_options import ReaderOptions
+    from farandole.data.readers import Reader, make_batch_reader, make_feed_reader, make_reader
     from farandole.data.reading import Reading
     from farandole.data.row_groups import Source
     from farandole.data.samples import FileSource, files
@@ -107,7 +108,8 @@ _NAMES_BY_MODULE = {
     "meter": "Metrics",
     "order": "Order choose_lanes permutation",
     "plans": "GlobalPlan LocalPlan Policy",
-    "readers": "Reader ReaderOptions make_batch_reader make_feed_reader make_reader",
+    "reader_options": "ReaderOptions",
+    "readers": "Reader make_batch_reader make_feed_reader make_reader",
     "reading": "Reading",
     "row_groups": "Source",
     "samples": "FileSource files",

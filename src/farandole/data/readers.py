@@ -8,13 +8,13 @@ import logging
 import os
 import re
 from collections import namedtuple
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from inspect import GEN_CLOSED, getgeneratorstate
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypeVar
-from weakref import WeakSet
+from typing import Any, Generic, Self, TypeVar
+from weakref import ref
 
 import numpy as np
 import pyarrow as pa
@@ -25,19 +25,18 @@ from farandole.data.feed_loader import FeedLoader
 from farandole.data.fields import FieldOptions
 from farandole.data.loader import Loader
 from farandole.data.meter import Meter, Metrics
+from farandole.data.reader_options import ReaderOptions
 from farandole.data.reading import Reading
 from farandole.data.rounds import Columns
 from farandole.data.row_groups import Source, rows_in
-from farandole.data.selection import Condition, Predicate, SelectedSource
-from farandole.data.settings import check_count
+from farandole.data.selection import SelectedSource
 from farandole.data.state import NO_VERSION
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.data.versions import same_version, version_of
-from farandole.errors import ConfigError, DataError
+from farandole.errors import ConfigError, DataError, ReaderError
 from farandole.masking import mask
-from farandole.refusals import IGNORED_READER_ARGUMENTS, REFUSED_READER_ARGUMENTS
 
-__all__ = ["Reader", "ReaderOptions", "Transforming", "make_batch_reader", "make_feed_reader", "make_reader"]
+__all__ = ["Reader", "make_batch_reader", "make_feed_reader", "make_reader"]
 
 log = logging.getLogger(__name__)
 
@@ -45,81 +44,6 @@ T = TypeVar("T")
 
 _DEFAULT_CACHE_LIMIT = 10 << 30
 _LEAST_BATCH = 1024
-
-
-class Transforming(Protocol):
-    """Protocol of a `transform_spec`; `farandole.data.transform.TransformSpec` is one."""
-
-    def frames(self, columns: Columns) -> Columns:
-        """Transform rows as one frame."""
-        ...
-
-    def rows(self, columns: Columns) -> Columns:
-        """Transform rows one by one."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReaderOptions:
-    """Petastorm's arguments of both functions, with its defaults, and four of farandole's at the end.
-
-    `version` is the version of a table to read. With `gather`, an all-gather of objects, making a reader is collective:
-    shards compare their data, and read the version that the first shard has opened.
-
-    Raises `ConfigError` for values that are invalid or not supported."""
-
-    reader_pool_type: Literal["thread", "process", "dummy"] = "thread"
-    workers_count: int = 10
-    pyarrow_serialize: bool = False
-    results_queue_size: int = 50
-    seed: int | None = None
-    shuffle_rows: bool = False
-    shuffle_row_groups: bool = True
-    shuffle_row_drop_partitions: int = 1
-    predicate: Predicate | None = None
-    rowgroup_selector: object = None
-    num_epochs: int | None = 1
-    cur_shard: int | None = None
-    shard_count: int | None = None
-    shard_seed: int | None = None
-    cache_type: Literal["null", "local-disk"] | None = "null"
-    cache_location: str | None = None
-    cache_size_limit: int | None = None
-    cache_row_size_estimate: int | None = None
-    cache_extra_settings: Mapping[str, object] | None = None
-    hdfs_driver: str = "libhdfs3"
-    transform_spec: Transforming | None = None
-    filters: Sequence[Condition] | Sequence[Sequence[Condition]] | None = None
-    storage_options: Mapping[str, object] | None = field(default=None, repr=False)  # holds secrets
-    zmq_copy_buffers: bool = True
-    filesystem: object = None
-    nulls: Mapping[str, object] = field(default_factory=dict)
-    reading: Reading = field(default_factory=Reading)
-    version: int | None = None
-    gather: Gather | None = None
-
-    def __post_init__(self) -> None:
-        for name, why in REFUSED_READER_ARGUMENTS.items():
-            if getattr(self, name) is not None:
-                raise ConfigError(name, why)
-        if (self.cur_shard is None) != (self.shard_count is None):
-            raise ConfigError("cur_shard", "and shard_count go together")
-        if self.num_epochs is not None:  # None: endless
-            check_count("num_epochs", self.num_epochs, 1)
-        if self.reader_pool_type not in ("thread", "process", "dummy"):
-            raise ConfigError("reader_pool_type", f"must be thread, process or dummy, got {self.reader_pool_type!r}")
-        if self.cache_type not in (None, "null", "local-disk"):
-            raise ConfigError("cache_type", f"must be null or local-disk, got {self.cache_type!r}")
-        if self.cache_type == "local-disk" and self.cache_location is None:
-            raise ConfigError("cache_location", "name a folder for cache_type='local-disk'")
-        if self.reader_pool_type == "process" and self.transform_spec is None:
-            log.warning(
-                "reader_pool_type='process' reads on threads without a transform_spec: Arrow decodes outside of "
-                "Python's lock"
-            )
-        for each in fields(self):
-            if each.name in IGNORED_READER_ARGUMENTS and getattr(self, each.name) != each.default:
-                log.warning("%s means nothing here and is ignored", each.name)
 
 
 def make_reader(
@@ -171,14 +95,20 @@ def make_feed_reader(
 class Reader:
     """An iterator over rows or batches of one shard, for a number of epochs; close it with `with`, or `stop`.
 
-    `loader` is the loader that reads the rows; it has their state and metrics.
+    The reader itself is one pass. `batches`, `batches_of`, the loaders of frameworks and `reset` each begin another
+    one, from the first row of an epoch, however far the last one came. One pass runs at a time: older ones raise
+    `ReaderError`. Pass k begins with epoch k * `num_epochs`, or k if these are endless, so that the shards of one pass
+    fit together. `loader` is the loader that reads the rows; it has their state and metrics. A pass begins where the
+    program has moved it.
     """
 
     def __init__(self, loader: Loader, num_epochs: int | None, *, batched: bool) -> None:
         self.loader, self.num_epochs, self.batched_output = loader, num_epochs, batched
-        self._started_with = loader.epoch
-        self._handed_out: WeakSet[Generator[Any]] = WeakSet()  # they hold threads while they are not closed
-        self._items = self._stoppable(self._read())
+        self._pass: Callable[[], _Pass[Any] | None] = lambda: None  # the latest; it holds threads until it is closed
+        self._next_epoch = 0  # of the pass after the latest
+        self._left_at: tuple[int, int] | None = None  # where the latest pass has left the loader
+        self._stopped = False
+        self._items = _Pass(self._begin, self._read())
         self.last_row_consumed = False
         self._made: type | None = None  # made from the first batch: a transform may rename columns
 
@@ -187,55 +117,66 @@ class Reader:
 
     def __next__(self) -> Any:
         """Return the next row or batch; blocks while it is being read."""
-        try:
-            return next(self._items)
-        except StopIteration:
-            self.last_row_consumed = True
-            raise
+        return next(self._items)
 
     next = __next__
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the remaining batches, as columns by name; for adapters to frameworks.
+        """Begin a pass of batches, as columns by name; for adapters to frameworks.
 
         Raises `DataError` if the number of epochs is endless and this shard has no rows."""
-        return self._stoppable(self._batches())
+        return _Pass(self._begin, self._batches())
+
+    def batches_of(self, rows: int) -> Iterator[Columns]:
+        """Begin a pass of batches of `rows` rows, the last one smaller."""
+        return _Pass(self._begin, self._batches_of(rows))
+
+    def reset(self) -> None:
+        """Begin again with as many epochs."""
+        self._items = _Pass(self._begin, self._read())
+        self.last_row_consumed = False
+
+    def stop(self) -> None:
+        """End the reader and its threads; iterators that have not come to their end raise `ReaderError` afterwards."""
+        self._stopped = True
+        current = self._pass()
+        if current is not None:
+            with suppress(ValueError):  # a thread of TensorFlow is in it
+                current.end("was stopped, for instance by the end of its `with` block; make another reader")
+
+    def _begin(self, begun: "_Pass[Any]") -> None:
+        """Make `begun` the latest pass: end the one before it, and put the loader at the first row."""
+        if self._stopped:
+            raise ReaderError("this reader was stopped; make another one")
+        last = self._pass()
+        if last is not None:
+            try:
+                last.end("has begun another pass; take one iterator of it at a time, or make a reader for each")
+            except ValueError as error:  # another thread is in it
+                raise ReaderError("another thread reads a pass of this reader; make a reader for each") from error
+        if (self.loader.epoch, len(self.loader)) == self._left_at:
+            state = self.loader.state_dict()
+            self.loader.load_state_dict({**state, "epoch": self._next_epoch, "visited": 0})
+        self._next_epoch = self.loader.epoch + (self.num_epochs or 1)
+        self._pass, self.last_row_consumed = ref(begun), False
 
     def _batches(self) -> Generator[Batch]:
         idle = 0  # epochs without a row for this shard; the first may have been at its end
-        while self.num_epochs is None or self.loader.epoch - self._started_with < self.num_epochs:
+        while self.num_epochs is None or self.loader.epoch < self._next_epoch:
             idle += 1
             for batch in self.loader:
+                self._left_at = self.loader.epoch, len(self.loader)
                 if batch.rows:
                     idle = 0
                     yield batch
             if idle > 1 and self.num_epochs is None:
                 raise DataError("", f"{self.loader.rows} rows leave this shard none; take fewer shards, or more rows")
-
-    def batches_of(self, rows: int) -> Iterator[Columns]:
-        """Yield the remaining rows in batches of `rows`, the last one smaller; begin again after the last row."""
-        return self._stoppable(self._batches_of(rows))
-
-    def _batches_of(self, rows: int) -> Generator[Columns]:
-        if self.last_row_consumed:
-            self.reset()
-        buffer = BatchBuffer((dict(batch) for batch in self.batches()), Meter(0), open_end=True)
-        while columns := buffer.take(rows):
-            yield columns
         self.last_row_consumed = True
 
-    def reset(self) -> None:
-        """Begin again with as many epochs; raises `ConfigError` if the last row was not consumed."""
-        if not self.last_row_consumed:
-            raise ConfigError("reset", "is for a reader whose last row was consumed; make another reader")
-        self._items = self._stoppable(self._read())
-        self.last_row_consumed, self._started_with = False, self.loader.epoch
-
-    def stop(self) -> None:
-        """End all iterators over the reader, and their threads; these iterators yield nothing more."""
-        for each in list(self._handed_out):
-            with suppress(ValueError):  # a thread of TensorFlow is in it
-                each.close()
+    def _batches_of(self, rows: int) -> Generator[Columns]:
+        buffer = BatchBuffer((dict(batch) for batch in self._batches()), Meter(0), open_end=True)
+        while columns := buffer.take(rows):
+            yield columns
 
     def join(self) -> None:
         """Do nothing: `stop` waits for the threads."""
@@ -257,12 +198,8 @@ class Reader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
-    def _stoppable(self, made: Generator[T]) -> Generator[T]:
-        self._handed_out.add(made)
-        return made
-
     def _read(self) -> Generator[Any]:
-        for batch in self.batches():
+        for batch in self._batches():
             make = self.record(batch)
             columns = [_cells(values) for values in batch.values()]
             if self.batched_output:
@@ -276,6 +213,31 @@ class Reader:
             # A name that is not an identifier becomes its position: _0, _1, ...
             self._made = namedtuple("Row", names, rename=True)  # type: ignore[misc]
         return self._made
+
+
+class _Pass(Generic[T]):
+    """An iterator over a pass of a reader; `begin` is called before the first item."""
+
+    def __init__(self, begin: Callable[["_Pass[T]"], None], items: Generator[T]) -> None:
+        self._begin: Callable[[_Pass[T]], None] | None = begin
+        self._items, self._ended = items, ""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if self._begin is not None:
+            self._begin(self)
+            self._begin = None
+        if self._ended:
+            raise ReaderError(f"the reader of this iterator {self._ended}")
+        return next(self._items)
+
+    def end(self, why: str) -> None:
+        """End it, and its threads, unless it has come to its end; `ValueError` if another thread is in it."""
+        if getgeneratorstate(self._items) != GEN_CLOSED:
+            self._ended = why
+            self._items.close()
 
 
 def _read_files(

@@ -78,7 +78,8 @@ def make_dataset(loader: Loader, *, weights: str | None = None) -> tf.data.Datas
 def make_petastorm_dataset(reader: Reader) -> tf.data.Dataset:
     """Return a dataset of a reader's rows as named tuples; of its batches for a reader of `make_batch_reader`.
 
-    One iteration reads all epochs of the reader; the next one starts again. Raises the errors of `make_dataset`."""
+    Each iteration is a pass over all epochs of the reader from the first row, even if the last one was left early.
+    Raises the errors of `make_dataset`."""
     dataset = make_batched_dataset(reader, None)
     return dataset if reader.batched_output else dataset.unbatch()
 
@@ -93,13 +94,7 @@ def make_batched_dataset(reader: Reader, batch_size: int | None) -> tf.data.Data
     record = reader.record(sample)
 
     def batches() -> Iterator[Columns]:
-        if batch_size is not None:
-            yield from reader.batches_of(batch_size)
-            return
-        if reader.last_row_consumed:
-            reader.reset()
-        yield from reader.batches()
-        reader.last_row_consumed = True
+        yield from reader.batches() if batch_size is None else reader.batches_of(batch_size)
 
     return _dataset(batches, sample, None).map(lambda columns: record(*(columns[name] for name in sample)))
 

@@ -60,6 +60,8 @@ class TensorLoader(tensors.TensorLoader[Tensor]):
 class BatchedDataLoader:
     """Loader of `batch_size` rows of a reader, as dictionaries of tensors; the last batch is smaller.
 
+    Each iteration is a pass over all epochs of the reader from the first row, even if the last one was left early; it
+    ends that one.
     `transform_fn` makes a tensor of a column's array. Rows come in the reader's order, which is shuffled already:
     `shuffling_queue_capacity` has no effect. Leaving a `with` block stops the reader."""
 
