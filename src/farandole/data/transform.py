@@ -1,16 +1,23 @@
 """Petastorm's `TransformSpec`: a transform of rows by a function of a pandas frame, or of one row."""
 
+import datetime
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from farandole.data.fields import FieldOptions, plan_fields
 from farandole.data.rounds import Columns
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.errors import DataError
 
 __all__ = ["TransformSpec"]
+
+# NumPy would make arrays of objects of them.
+_STORED = (datetime.date, datetime.timedelta, Decimal)
 
 
 class TransformSpec:
@@ -18,8 +25,9 @@ class TransformSpec:
 
     With `make_batch_reader`, `func` takes and returns a pandas frame; with `make_reader`, a dictionary with one row. It
     must not change the number of rows. `edit_fields` lists columns that `func` changes or adds, as (name, type, shape,
-    nullable); other columns have the types that `func` returns. Columns in `removed_fields`, or not in
-    `selected_fields`, are left out.
+    nullable); other columns have the types that `func` returns: a frame's dtypes, and for dates, times and decimals in
+    cells those of columns that are read. Dates are datetime64[s] in the frame, and dates again afterwards. Columns in
+    `removed_fields`, or not in `selected_fields`, are left out.
     """
 
     def __init__(
@@ -42,7 +50,9 @@ class TransformSpec:
         import pandas as pd
 
         made = self.func(pd.DataFrame({name: pd.Series(_cells(values)) for name, values in columns.items()}))
-        return self._chosen({str(name): self.column(str(name), made[name].to_list()) for name in made.columns})
+        return self._chosen(
+            {str(name): self._from_series(str(name), made[name], columns.get(str(name))) for name in made.columns}
+        )
 
     def rows(self, columns: Columns) -> Columns:
         """Transform rows one by one."""
@@ -67,7 +77,31 @@ class TransformSpec:
             return Ragged(np.concatenate(arrays), np.concatenate([[0], np.cumsum([len(each) for each in arrays])]))
         if cells and isinstance(cells[0], (str, bytes)):
             return np.array(cells, object)
+        if wanted is None and cells and isinstance(cells[0], _STORED):
+            table = pa.table({name: cells})
+            (field,) = plan_fields(table.schema, [name], table, FieldOptions())
+            return field.values(table[name])
         return np.array(cells, None if wanted is None else wanted[0])
+
+    def _from_series(self, name: str, series: Any, given: Values | None) -> Values:
+        """Return a frame's column with its dtype there; times have the unit of `given`, the column before."""
+        if getattr(series.dtype, "tz", None) is not None:
+            series = series.dt.tz_convert(None)
+        if name in self.edit_fields:
+            return self.column(name, series.to_list())
+        missing = int(series.isna().sum())
+        # NaN is a value, and objects are the function's own. Integers would become floats where some are missing.
+        if missing and series.dtype.kind != "f" and series.dtype != object:
+            raise DataError(name, f"the transform gives no value for {missing} of {len(series)} rows; fill them in it")
+        values: NDArray[Any] = series.to_numpy()
+        if values.dtype.kind == "O":
+            return self.column(name, series.to_list())
+        if isinstance(given, np.ndarray) and values.dtype.kind == given.dtype.kind and values.dtype.kind in "mM":
+            # pandas has no days.
+            values, made = values.astype(given.dtype), values
+            if not np.array_equal(values, made):
+                raise DataError(name, f"was {given.dtype}, and now has finer times; name its type in edit_fields")
+        return np.require(values, requirements=["C", "W"])
 
     def _chosen(self, columns: Mapping[str, Values]) -> Columns:
         names = [name for name in columns if name not in self.removed_fields]

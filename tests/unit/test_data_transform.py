@@ -1,0 +1,116 @@
+"""Types of columns after a `TransformSpec`."""
+
+import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pandas")
+pytest.importorskip("pyarrow")
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from farandole.data import Ragged, make_batch_reader, make_reader
+from farandole.data.transform import TransformSpec
+from farandole.errors import DataError
+
+DAY = datetime.date(2021, 3, 1)
+TYPED = {
+    "f2": pa.array([1, 2], pa.float16()),
+    "f4": pa.array([1, None], pa.float32()),
+    "i1": pa.array([1, 2], pa.int8()),
+    "i4": pa.array([1, 2], pa.int32()),
+    "u1": pa.array([1, 2], pa.uint8()),
+    "u8": pa.array([1, 2**63], pa.uint64()),
+    "flag": pa.array([True, False]),
+    "day": pa.array([DAY, DAY], pa.date32()),
+    "us": pa.array([1, 2], pa.timestamp("us", "UTC")),
+    "ns": pa.array([1, 2], pa.timestamp("ns")),
+    "span": pa.array([1, 2], pa.duration("ms")),
+    "amount": pa.array([Decimal("1.5"), Decimal("2.5")]),
+    "list": pa.array([[1], [2]], pa.list_(pa.int16())),
+    "ragged": pa.array([[1], [2, 3]], pa.list_(pa.float32())),
+    "text": pa.array(["a", "b"]),
+    "blob": pa.array([b"a", b"b"]),
+}
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> str:
+    pq.write_table(pa.table(TYPED), tmp_path / "rows.parquet")
+    return f"file://{tmp_path}"
+
+
+def types_of(make: Any, url: str, spec: TransformSpec | None = None, **options: Any) -> dict[str, str]:
+    with make(url, transform_spec=spec, **options) as reader:
+        (batch,) = reader.batches()
+    arrays = {name: values.values if isinstance(values, Ragged) else values for name, values in batch.items()}
+    return {name: str(values.dtype) for name, values in arrays.items()}
+
+
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+def test_a_transform_keeps_types(typed: str, make: Any) -> None:
+    plain = types_of(make, typed, nulls={"f4": 0.0})
+    assert types_of(make, typed, TransformSpec(lambda rows: rows)) == plain
+    assert (plain["day"], plain["us"], plain["f4"]) == ("datetime64[D]", "datetime64[us]", "float32")
+    some = TransformSpec(lambda rows: rows, selected_fields=["u1", "day"])
+    assert types_of(make, typed, some) == {"u1": "uint8", "day": "datetime64[D]"}
+    edit = [("u1", np.float32, (), False), ("day", "datetime64[s]", (), False)]
+    edited = types_of(make, typed, TransformSpec(lambda rows: rows, edit_fields=edit, removed_fields=["text"]))
+    assert edited == {name: kind for name, kind in plain.items() if name != "text"} | {
+        "u1": "float32",
+        "day": "datetime64[s]",
+    }
+
+
+def test_types_that_a_function_of_frames_makes(typed: str) -> None:
+    def made(frame: pd.DataFrame) -> pd.DataFrame:
+        days = pd.Series([DAY, DAY])
+        return pd.DataFrame(
+            {
+                "half": frame["i4"] / np.float32(2),
+                "small": frame["u1"] + 1,
+                "nullable": frame["i4"].astype("Int16"),
+                "real": pd.array([1.5, None], "Float32"),
+                "flag": frame["flag"].astype("boolean"),
+                "zone": frame["us"].dt.tz_localize("Europe/Rome"),
+                "date": days,
+                "moment": [datetime.datetime(2021, 3, 1), datetime.datetime(2021, 3, 2)],
+                "kind": frame["text"].astype("category"),
+                "word": frame["text"].astype("string"),
+                "cells": [np.float32([1, 2]), np.float32([3, 4])],
+            }
+        )
+
+    assert types_of(make_batch_reader, typed, TransformSpec(made)) == {
+        "half": "float64",
+        "small": "uint8",
+        "nullable": "int16",
+        "real": "float32",
+        "flag": "bool",
+        "zone": "datetime64[us]",
+        "date": "datetime64[D]",
+        "moment": "datetime64[ns]",
+        "kind": "object",
+        "word": "object",
+        "cells": "float32",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        ({"i4": pd.array([1, None], "Int32")}, "'i4': the transform gives no value for 1 of 2 rows"),
+        ({"us": [pd.Timestamp(0), pd.NaT]}, "'us': the transform gives no value for 1 of 2 rows"),
+        ({"day": [pd.Timestamp(DAY), pd.Timestamp("2021-03-01 12:00")]}, "'day': was datetime64.*edit_fields"),
+    ],
+)
+def test_a_transform_may_not_leave_out_values_or_parts_of_them(typed: str, change: Any, refused: str) -> None:
+    with pytest.raises(DataError, match=refused):
+        types_of(make_batch_reader, typed, TransformSpec(lambda frame: frame.assign(**change)))
