@@ -108,6 +108,23 @@ def test_types_are_cast_when_asked_and_by_petastorms_name_and_nothing_stays(
             make_spark_converter(frame, **wrong)  # type: ignore[arg-type]
 
 
+def test_timestamps_are_microseconds_with_and_without_a_folder(spark: SparkSession, tmp_path: Path) -> None:
+    setting = "spark.sql.parquet.outputTimestampType"
+    spark.conf.set(setting, "INT96")
+    try:
+        frame = spark.sql("SELECT TIMESTAMP '2021-03-01 00:00:00.000007 UTC' AS at, array(TIMESTAMP_SECONDS(1)) AS all")
+        found = []
+        for folder in (None, tmp_path.as_uri()):
+            if folder is not None:
+                spark.conf.set(CACHE_SETTINGS[0], folder)
+            with make_spark_converter(frame).make_torch_dataloader(1, num_epochs=1) as batches:
+                found += [(int(batch["at"]), batch["all"].tolist()) for batch in batches]
+        assert spark.conf.get(setting) == "INT96"
+    finally:
+        spark.conf.unset(setting)
+    assert found == [(1614556800_000_007, [[1_000_000]])] * 2
+
+
 def read_both(train: SparkDatasetConverter, val: SparkDatasetConverter, tensorflow: bool) -> list[tuple[Any, ...]]:
     """What every rank runs: how many rows it learns of, and all ranks' rows of two epochs and of one."""
     import farandole.torch as hvd

@@ -3,8 +3,8 @@
 import logging
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 from farandole.extras import importing
@@ -12,7 +12,7 @@ from farandole.extras import importing
 with importing(__name__):
     from pyspark.ml.functions import vector_to_array
     from pyspark.ml.linalg import VectorUDT
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
@@ -49,10 +49,11 @@ def make_spark_converter(
     Returns at once; a job whose call contains the converter evaluates `df` and feeds the ranks. If Spark's setting
     farandole.spark.converter.parentCacheDirUrl names a folder, which driver, executors and ranks must share, `df` is
     written below it as Parquet instead: this runs a Spark job and blocks until it has ended.
-    `parquet_row_group_size_bytes` and `compression_codec` apply only to these files. With `dtype` columns of floating
-    point, and arrays and vectors of them, are cast; by default they are not. Raises `ConfigError` for an unknown codec
-    or type, `SourceError` for a folder that cannot be opened, `DataError` for a column that has no Arrow type and for a
-    DataFrame without rows; without a folder loaders raise the latter.
+    `parquet_row_group_size_bytes` and `compression_codec` apply only to these files. Timestamps are microseconds, as
+    Spark's are. With `dtype` columns of floating point, and arrays and vectors of them, are cast; by default they are
+    not. Raises `ConfigError` for an unknown codec or type, `SourceError` for a folder that cannot be opened,
+    `DataError` for a column that has no Arrow type and for a DataFrame without rows; without a folder loaders raise the
+    latter.
     """
     if dtype not in (None, "float32", "float64"):
         raise ConfigError("dtype", f"must be float32, float64 or None, got {dtype!r}")
@@ -132,7 +133,8 @@ def _write(frame: DataFrame, url: str, codec: str, row_group_bytes: int) -> Writ
     open_url(url, {})
     writer = frame.write.option("compression", codec).option("parquet.block.size", row_group_bytes)
     try:
-        writer.parquet(url)
+        with _set(frame.sparkSession, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):
+            writer.parquet(url)
         count = frame.sparkSession.read.parquet(url).count()
         if not count:
             raise DataError("", "there are no rows")
@@ -144,6 +146,20 @@ def _write(frame: DataFrame, url: str, codec: str, row_group_bytes: int) -> Writ
         raise
     log.info("%d rows written to %s", count, mask(url))
     return WrittenRows(url, count)
+
+
+@contextmanager
+def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Set a setting of the session, as writers have no option for it, and restore it afterwards."""
+    before = spark.conf.get(name, None)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, before)
 
 
 def _cast(df: DataFrame, name: str, dtype: str) -> Any:
