@@ -10,7 +10,8 @@ FarandoleError
 │   └── SlotsTimeout (TimeoutError)             more slots did not become free in time
 ├── HostsError (OSError)                        hosts that cannot be used: the reason of each
 ├── PicklingError (TypeError)                   an object cannot be sent to the ranks; its path
-├── DataError (ValueError)                      a column cannot be read as asked
+├── DataError (ValueError, RuntimeError)        a column cannot be read as asked
+│   └── NoDataAvailableError                    shards have no rows; Petastorm's name
 ├── ReaderError (RuntimeError)                  an iterator of a reader that has begun another pass, or was stopped
 ├── SourceError (ValueError)                    a file or folder of the data cannot be read as it was planned
 ├── CacheError (OSError)                        the local cache cannot be written
@@ -52,6 +53,7 @@ __all__ = [
     "JoinedError",
     "MismatchError",
     "MissingExtra",
+    "NoDataAvailableError",
     "NotInitializedError",
     "PeerLost",
     "PicklingError",
@@ -219,8 +221,10 @@ class PicklingError(FarandoleError, TypeError):
         )
 
 
-class DataError(FarandoleError, ValueError):
-    """The column `column` cannot be read as requested; "" stands for all columns."""
+class DataError(FarandoleError, ValueError, RuntimeError):
+    """The column `column` cannot be read as requested; "" stands for all columns.
+
+    Programs for Petastorm expect a `RuntimeError`."""
 
     def __init__(self, column: str, problem: str) -> None:
         problem = mask(problem)
@@ -229,6 +233,10 @@ class DataError(FarandoleError, ValueError):
 
     def __str__(self) -> str:
         return f"column '{self.column}': {self.problem}" if self.column else self.problem
+
+
+class NoDataAvailableError(DataError):
+    """There are too few rows for each shard to have one in each epoch."""
 
 
 class ReaderError(FarandoleError, RuntimeError):

@@ -125,6 +125,7 @@ IGNORED_READER_ARGUMENTS: Sequence[str] = (
     "zmq_copy_buffers",
     "hdfs_driver",
     "cache_extra_settings",
+    "convert_early_to_numpy",
 )
 REFUSED_READER_ARGUMENTS: Mapping[str, str] = {
     "rowgroup_selector": "needs an index that only Petastorm writes; use filters=",
@@ -164,7 +165,6 @@ ABSENT_MODULES: Mapping[str, str] = {
     "horovod.spark.common.util": "fit takes the DataFrame itself; for fit_on_parquet let Spark write the rows to "
     "store.get_train_data_path() and store.get_val_data_path(), with vectors as arrays",
     "horovod.spark.conf": ELASTIC,
-    "horovod.spark.data_loaders": "data_module is given loaders of the rank's rows, which read ahead",
     "horovod.spark.tensorflow": _NO_SERVICES,
     "horovod.mxnet": "MXNet comes in a later version",
     **{f"horovod.runner.{module}": _INSIDE for module in ("http", "driver", "service", "task", "util")},
@@ -207,7 +207,6 @@ ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
         "register_delete_dir_handler": "copies are removed by fsspec, from any store that it reaches; leave it out"
     },
     "petastorm.pytorch": {
-        "InMemBatchedDataLoader": "read the rows once, and give them to torch's TensorDataset",
         "decimal_friendly_collate": "decimals are read as float64, which torch's default_collate takes",
     },
     "petastorm.tf_utils": {"tf_tensors": "call make_petastorm_dataset, whose iterator gives the tensors"},

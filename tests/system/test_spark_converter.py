@@ -56,6 +56,9 @@ def test_a_dataframe_is_read_by_several_ranks_exactly_once(spark: SparkSession, 
     spark.conf.set(CACHE_SETTINGS[1], tmp_path.as_uri())  # the name that programs have
     converter = make_spark_converter(frame)
     assert len(converter) == 101
+    assert len(converter.file_urls) == 3
+    with make_batch_reader(converter.file_urls, ["id"]) as reader:
+        assert sorted(row for batch in reader for row in batch.id.tolist()) == list(range(101))
     seen: list[int] = []
     for shard in range(2):
         # As in the function that a HorovodRunner sends to its ranks.
@@ -180,7 +183,7 @@ def test_without_a_folder_the_driver_has_all_rows(
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     converter = make_spark_converter(spark.range(50).selectExpr("id", "id / 2 AS half"), dtype="float32")
     assert len(converter) == 50
-    assert converter.cache_dir_url is None
+    assert converter.cache_dir_url is None and converter.file_urls == []
     for _ in range(2):
         with converter.make_torch_dataloader(8, num_epochs=1) as batches:
             seen = [row for batch in batches for row in batch["id"].tolist()]

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data import Ragged, make_batch_reader, make_reader
-from farandole.data.transform import TransformSpec
+from farandole.data.transform import TransformSpec, edit_field, transform_schema
 from farandole.errors import DataError
 
 DAY = datetime.date(2021, 3, 1)
@@ -61,7 +61,7 @@ def test_a_transform_keeps_types(typed: str, make: Any) -> None:
     assert (plain["day"], plain["us"], plain["f4"]) == ("datetime64[D]", "datetime64[us]", "float32")
     some = TransformSpec(lambda rows: rows, selected_fields=["u1", "day"])
     assert types_of(make, typed, some) == {"u1": "uint8", "day": "datetime64[D]"}
-    edit = [("u1", np.float32, (), False), ("day", "datetime64[s]", (), False)]
+    edit = [edit_field("u1", np.float32, ()), edit_field("day", "datetime64[s]", ()), edit_field("blob", np.bytes_, ())]
     edited = types_of(make, typed, TransformSpec(lambda rows: rows, edit_fields=edit, removed_fields=["text"]))
     assert edited == {name: kind for name, kind in plain.items() if name != "text"} | {
         "u1": "float32",
@@ -114,3 +114,26 @@ def test_types_that_a_function_of_frames_makes(typed: str) -> None:
 def test_a_transform_may_not_leave_out_values_or_parts_of_them(typed: str, change: Any, refused: str) -> None:
     with pytest.raises(DataError, match=refused):
         types_of(make_batch_reader, typed, TransformSpec(lambda frame: frame.assign(**change)))
+
+
+def test_schema_after_a_transform() -> None:
+    schema = pa.schema({"a": pa.int32(), "b": pa.float64(), "c": pa.string()})
+    edit = [edit_field("a", np.float32, ()), edit_field("m", "uint8", (None, 3), True), edit_field("t", np.str_, ())]
+    made = transform_schema(schema, TransformSpec(edit_fields=edit, removed_fields=["b"]))
+    image = pa.field("m", pa.list_(pa.list_(pa.uint8(), 3)), True)
+    assert list(made) == [
+        pa.field("c", pa.string()),
+        pa.field("a", pa.float32(), False),
+        image,
+        pa.field("t", pa.string(), False),
+    ]
+    assert list(transform_schema(schema, TransformSpec(edit_fields=edit, selected_fields=["m", "c"]))) == [
+        image,
+        pa.field("c", pa.string()),
+    ]
+    for wrong, refused in (
+        (TransformSpec(selected_fields=["x"]), "'x': is in selected_fields, but the rows have a, b, c"),
+        (TransformSpec(edit_fields=[edit_field("a", object, ())]), "'a': Arrow has no type for object"),
+    ):
+        with pytest.raises(DataError, match=refused):
+            transform_schema(schema, wrong)

@@ -1,6 +1,7 @@
 """Batches as torch tensors."""
 
 import datetime
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 from farandole.data import Loader, ParquetSource, Ragged, Reading, SparseRows, make_batch_reader, make_reader
 from farandole.errors import ConfigError, DataError
-from farandole.torch.data import BatchedDataLoader, DataLoader, TensorLoader, as_tensor
+from farandole.torch.data import BatchedDataLoader, DataLoader, InMemBatchedDataLoader, TensorLoader, as_tensor
 from helpers.datasets import RAGGED, write_rows
 
 ROWS = 122
@@ -121,3 +122,32 @@ def test_functions_that_make_batches(folder: str) -> None:
     for wrong in ({"batch_size": 0}, {"shuffling_queue_capacity": -1}):
         with make_reader(folder) as reader, pytest.raises(ConfigError, match=next(iter(wrong))):
             DataLoader(reader, **wrong)
+
+
+def numbers(batches: Any) -> list[list[int]]:
+    return [batch["row"].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+def test_rows_in_memory_come_for_some_epochs(folder: str, make: Any) -> None:
+    def loader(**options: Any) -> InMemBatchedDataLoader:
+        reader = make(folder, ["row", "pixels"], shuffle_row_groups=False)
+        return InMemBatchedDataLoader(reader, batch_size=4, **options)
+
+    with loader(num_epochs=2, rows_capacity=10) as plain:
+        assert numbers(plain) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2
+        with pytest.raises(RuntimeError, match="once; give the number of epochs"):
+            next(iter(plain))
+    first, second = (numbers(loader(num_epochs=2, shuffle=True, seed=3)) for _ in range(2))
+    assert first == second and first[:31] != first[31:]
+    assert [sorted(itertools.chain(*each)) for each in (first[:31], first[31:])] == [list(range(ROWS))] * 2
+    once = list(loader(transform_fn=lambda values: torch.as_tensor(values) + 1, rows_capacity=4))
+    assert once[0]["pixels"].tolist() == [[1 + row, 1 - row] for row in range(4)]
+    with pytest.raises(ConfigError, match="num_epochs"):
+        loader(num_epochs=0)
+
+
+def test_rows_in_memory_have_one_shape(tmp_path: Path) -> None:
+    write_rows(tmp_path / "data", [[3]], lambda _, __: pa.table({"x": [[1], [2, 3], [4]]}))
+    with pytest.raises(DataError, match="'x': rows in memory must have one shape"):
+        InMemBatchedDataLoader(make_batch_reader(str(tmp_path / "data")))

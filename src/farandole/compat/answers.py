@@ -125,7 +125,7 @@ _DATA = _from("farandole.compat.data_loader", "BaseDataLoader AsyncDataLoaderMix
 _RUN = {"run": "farandole.compat.launching:run"}
 _COMMAND = {"run_commandline": "farandole.compat.horovodrun:run_commandline"}
 _READERS = _from("farandole.data", "make_reader make_batch_reader")
-_TRANSFORM = _from("farandole.data.transform", "TransformSpec")
+_TRANSFORM = _from("farandole.data.transform", "TransformSpec edit_field transform_schema")
 _CONVERTER = {
     **_from("farandole.spark.converter", "SparkDatasetConverter"),
     **_from("farandole.compat.petastorm", "make_spark_converter"),
@@ -247,6 +247,12 @@ MODULES: Mapping[str, Answer] = {
     "horovod.spark.lightning.estimator": Answer(
         own={**_LIGHTNING, **_PARAMS, "MIN_PL_VERSION": "farandole.compat.answers:MIN_PL_VERSION"}
     ),
+    "horovod.spark.data_loaders": Answer(
+        own=_from("farandole.compat.pytorch_data_loaders", "PytorchDataLoader PytorchAsyncDataLoader"),
+        parts="pytorch_data_loaders",
+        needs="torch",
+    ),
+    "horovod.spark.data_loaders.pytorch_data_loaders": Answer(by="farandole.compat.pytorch_data_loaders", every=True),
     "horovod.spark.common": Answer(),
     "horovod.spark.common.backend": Answer(
         own=_from("farandole.compat.spark", "Backend SparkBackend default_num_proc")
@@ -290,11 +296,14 @@ MODULES: Mapping[str, Answer] = {
     "sparkdl.horovod.tensorflow": Answer(),
     "sparkdl.horovod.tensorflow.keras": Answer(by="farandole.spark.callbacks", known="LogCallback", needs="keras"),
     # Petastorm
-    "petastorm": Answer(own={**_READERS, **_TRANSFORM}),
+    "petastorm": Answer(own={**_READERS, **_from("farandole.data.transform", "TransformSpec")}),
+    "petastorm.errors": Answer(own=_from("farandole.errors", "NoDataAvailableError")),
     "petastorm.reader": Answer(own=_from("farandole.data", "Reader make_reader make_batch_reader")),
     "petastorm.transform": Answer(own=_TRANSFORM),
     "petastorm.predicates": Answer(by="farandole.compat.predicates", every=True),
-    "petastorm.pytorch": Answer(own=_from("farandole.torch.data", "DataLoader BatchedDataLoader"), needs="torch"),
+    "petastorm.pytorch": Answer(
+        own=_from("farandole.torch.data", "DataLoader BatchedDataLoader InMemBatchedDataLoader"), needs="torch"
+    ),
     "petastorm.tf_utils": Answer(own=_from("farandole.tensorflow.data", "make_petastorm_dataset"), needs="tensorflow"),
     "petastorm.spark": Answer(own=_CONVERTER, parts="spark_dataset_converter", needs="pyspark"),
     "petastorm.spark.spark_dataset_converter": Answer(own=_CONVERTER),

@@ -64,6 +64,7 @@ class ReaderOptions:
     storage_options: Mapping[str, object] | None = field(default=None, repr=False)  # holds secrets
     zmq_copy_buffers: bool = True
     filesystem: object = None
+    convert_early_to_numpy: bool = False
     nulls: Mapping[str, object] = field(default_factory=dict)
     reading: Reading = field(default_factory=Reading)
     version: int | None = None

@@ -33,7 +33,7 @@ from farandole.data.selection import SelectedSource
 from farandole.data.state import NO_VERSION
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.data.versions import same_version, version_of
-from farandole.errors import ConfigError, DataError, ReaderError
+from farandole.errors import ConfigError, DataError, NoDataAvailableError, ReaderError
 from farandole.masking import mask
 
 __all__ = ["Reader", "make_batch_reader", "make_feed_reader", "make_reader"]
@@ -124,7 +124,7 @@ class Reader:
     def batches(self) -> Iterator[Batch]:
         """Begin a pass of batches, as columns by name; for adapters to frameworks.
 
-        Raises `DataError` if the number of epochs is endless and this shard has no rows."""
+        Raises `NoDataAvailableError` if the number of epochs is endless and this shard has no rows."""
         return _Pass(self._begin, self._batches())
 
     def batches_of(self, rows: int) -> Iterator[Columns]:
@@ -170,7 +170,8 @@ class Reader:
                     idle = 0
                     yield batch
             if idle > 1 and self.num_epochs is None:
-                raise DataError("", f"{self.loader.rows} rows leave this shard none; take fewer shards, or more rows")
+                problem = f"{self.loader.rows} rows leave this shard none; take fewer shards, or more rows"
+                raise NoDataAvailableError("", problem)
         self.last_row_consumed = True
 
     def _batches_of(self, rows: int) -> Generator[Columns]:
@@ -270,7 +271,8 @@ def _read_files(
     rows, shards = int(rows_in(source.row_groups).sum()), options.shard_count or 1
     if options.num_epochs is None and 0 < rows < shards:
         # Refused on every rank: a rank without rows would wait for a row forever, and the others for that rank.
-        raise DataError("", f"{rows} rows for {shards} shards in epochs without end; take at most {rows} shards")
+        problem = f"{rows} rows for {shards} shards in epochs without end; take at most {rows} shards"
+        raise NoDataAvailableError("", problem)
     loader = Loader(
         source,
         batch_size=_batch_rows(source),

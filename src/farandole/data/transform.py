@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +14,19 @@ from farandole.data.rounds import Columns
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.errors import DataError
 
-__all__ = ["TransformSpec"]
+__all__ = ["TransformSpec", "edit_field", "transform_schema"]
+
+T = TypeVar("T")
 
 # NumPy would make arrays of objects of them.
 _STORED = (datetime.date, datetime.timedelta, Decimal)
+
+
+def edit_field(
+    name: str, numpy_dtype: Any, shape: tuple[int | None, ...], nullable: bool = False
+) -> tuple[str, Any, tuple[int | None, ...], bool]:
+    """Return an item of `edit_fields`; None in `shape` stands for any length."""
+    return name, numpy_dtype, shape, nullable
 
 
 class TransformSpec:
@@ -40,7 +49,11 @@ class TransformSpec:
         if removed_fields and selected_fields:
             raise ValueError("give removed_fields or selected_fields, not both")
         self.func, self.removed_fields, self.selected_fields = func, list(removed_fields or ()), selected_fields
-        self.edit_fields = {str(each[0]): (np.dtype(each[1]), tuple(each[2])) for each in edit_fields or ()}
+        # `nullable` is the last item, behind a codec in fields of Petastorm's schemas.
+        self.edit_fields = {
+            str(each[0]): (np.dtype(each[1]), tuple(each[2]), len(each) > 3 and bool(each[-1]))
+            for each in edit_fields or ()
+        }
 
     def frames(self, columns: Columns) -> Columns:
         """Transform rows as one frame."""
@@ -68,10 +81,12 @@ class TransformSpec:
     def column(self, name: str, cells: list[Any]) -> Values:
         """Return a column's cells, one per row, as an array of the type and shape in `edit_fields`, if it has them."""
         wanted = self.edit_fields.get(name)
+        # Texts and bytes are objects, as in columns that are read.
+        kind = None if wanted is None else np.dtype(object) if wanted[0].kind in "US" else wanted[0]
         if wanted is not None and None not in wanted[1]:
-            return np.array(cells, wanted[0]).reshape(len(cells), *wanted[1])
+            return np.array(cells, kind).reshape(len(cells), *wanted[1])
         if cells and isinstance(cells[0], (np.ndarray, list, tuple)):
-            arrays = [np.asarray(cell, None if wanted is None else wanted[0]) for cell in cells]
+            arrays = [np.asarray(cell, kind) for cell in cells]
             if len({each.shape for each in arrays}) == 1:
                 return np.stack(arrays)
             return Ragged(np.concatenate(arrays), np.concatenate([[0], np.cumsum([len(each) for each in arrays])]))
@@ -81,7 +96,7 @@ class TransformSpec:
             table = pa.table({name: cells})
             (field,) = plan_fields(table.schema, [name], table, FieldOptions())
             return field.values(table[name])
-        return np.array(cells, None if wanted is None else wanted[0])
+        return np.array(cells, kind)
 
     def _from_series(self, name: str, series: Any, given: Values | None) -> Values:
         """Return a frame's column with its dtype there; times have the unit of `given`, the column before."""
@@ -103,7 +118,7 @@ class TransformSpec:
                 raise DataError(name, f"was {given.dtype}, and now has finer times; name its type in edit_fields")
         return np.require(values, requirements=["C", "W"])
 
-    def _chosen(self, columns: Mapping[str, Values]) -> Columns:
+    def _chosen(self, columns: Mapping[str, T]) -> dict[str, T]:
         names = [name for name in columns if name not in self.removed_fields]
         if self.selected_fields is not None:
             missing = [name for name in self.selected_fields if name not in columns]
@@ -111,6 +126,22 @@ class TransformSpec:
                 raise DataError(missing[0], f"is in selected_fields, but the rows have {', '.join(columns)}")
             names = list(self.selected_fields)
         return {name: columns[name] for name in names}
+
+
+def transform_schema(schema: pa.Schema, transform_spec: TransformSpec) -> pa.Schema:
+    """Return the Arrow schema of rows of `schema` after a transform; `edit_fields` come last, arrays as lists.
+
+    Raises `DataError` for a type in `edit_fields` that Arrow lacks, and for an unknown name in `selected_fields`."""
+    fields = {field.name: field for field in schema if field.name not in transform_spec.edit_fields}
+    for name, (dtype, shape, nullable) in transform_spec.edit_fields.items():
+        try:
+            kind = pa.from_numpy_dtype(dtype)
+        except pa.ArrowNotImplementedError as error:
+            raise DataError(name, f"Arrow has no type for {dtype} ({error}); name another in edit_fields") from error
+        for length in reversed(shape):
+            kind = pa.list_(kind, -1 if length is None else length)
+        fields[name] = pa.field(name, kind, nullable)
+    return pa.schema(transform_spec._chosen(fields).values())
 
 
 def _cells(values: Values) -> NDArray[Any] | list[NDArray[Any]]:

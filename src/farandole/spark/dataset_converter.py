@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farandole.core.default import context, is_initialized
@@ -66,6 +67,19 @@ class SparkDatasetConverter:
     def cache_dir_url(self) -> str | None:
         """The folder with the copy; None without one."""
         return self._rows.url
+
+    @property
+    def file_urls(self) -> list[str]:
+        """The URLs of the copy's Parquet files; empty without a folder."""
+        if self._rows.url is None:
+            return []
+        from farandole.data.store_urls import is_local, open_url
+
+        fs, folder = open_url(self._rows.url, {})
+        found = sorted(file for file in fs.find(folder) if file.endswith(".parquet"))
+        if is_local(self._rows.url, None):
+            return [Path(file).as_uri() for file in found]
+        return [f"{self._rows.url}{file.removeprefix(folder)}" for file in found]
 
     @property
     def dataset_size(self) -> int:

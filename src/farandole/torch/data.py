@@ -16,9 +16,10 @@ from torch import Tensor
 
 from farandole.data import Loader, Ragged, Reader, SparseRows, Values, tensors
 from farandole.data.rounds import Columns
-from farandole.errors import ConfigError, DataError
+from farandole.data.settings import check_count
+from farandole.errors import ConfigError, DataError, ReaderError
 
-__all__ = ["BatchedDataLoader", "DataLoader", "TensorBatch", "TensorLoader", "as_tensor"]
+__all__ = ["BatchedDataLoader", "DataLoader", "InMemBatchedDataLoader", "TensorBatch", "TensorLoader", "as_tensor"]
 
 
 def as_tensor(name: str, values: Values) -> Tensor:
@@ -112,3 +113,49 @@ class DataLoader(BatchedDataLoader):
         cells = {name: values.rows() if isinstance(values, Ragged) else values for name, values in columns.items()}
         cells = {name: values.dense() if isinstance(values, SparseRows) else values for name, values in cells.items()}
         return self._collate_rows([dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)])
+
+
+class InMemBatchedDataLoader:
+    """Loader of `num_epochs` epochs of the first `rows_capacity` rows of a reader, which stay in memory as tensors.
+
+    Making one blocks until it has read the rows, and stops the reader. `transform_fn` makes a tensor of a column's
+    array, once. With `shuffle`, the order of an epoch is a function of `seed` and the epoch's number. Iterating a
+    second time raises `ReaderError`. Raises `DataError` for rows of different shapes."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        batch_size: int = 1,
+        transform_fn: Callable[[Any], Tensor] | None = None,
+        num_epochs: int = 1,
+        seed: int = 0,
+        rows_capacity: int = 1024,
+        shuffle: bool = False,
+    ) -> None:
+        for name, value in {"batch_size": batch_size, "num_epochs": num_epochs, "rows_capacity": rows_capacity}.items():
+            check_count(name, value, 1)
+        self._batch_size, self._num_epochs, self._seed, self._shuffle = batch_size, num_epochs, seed, shuffle
+        with BatchedDataLoader(reader, rows_capacity, transform_fn) as whole:
+            self._columns: dict[str, Tensor] = next(iter(whole), {})
+        for name, values in self._columns.items():
+            if values.layout != torch.strided or values.is_nested:
+                raise DataError(name, "rows in memory must have one shape; pad or cut them in a transform")
+        self._used = False
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        if self._used:
+            raise ReaderError("this loader can be iterated over once; give the number of epochs as num_epochs")
+        self._used = True
+        count = len(next(iter(self._columns.values()), ()))
+        for epoch in range(self._num_epochs):
+            rows = torch.arange(count)
+            if self._shuffle:
+                rows = torch.randperm(count, generator=torch.Generator().manual_seed(self._seed + epoch))
+            for chosen in rows.split(self._batch_size):
+                yield {name: values[chosen] for name, values in self._columns.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Do nothing: the reader was stopped when its rows were read."""
