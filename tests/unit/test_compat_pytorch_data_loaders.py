@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.compat.pytorch_data_loaders import (
-    PetastormBatchedDataLoader,
     PytorchAsyncDataLoader,
     PytorchDataLoader,
     PytorchInfiniteAsyncDataLoader,
@@ -70,8 +69,3 @@ def test_epochs_of_rows_in_memory(url: str, kind: Any) -> None:
         epoch(loader)
     with reader_of(url) as reader, pytest.raises(ValueError, match="limit_step_per_epoch"):
         kind(reader=reader, batch_size=4, num_epochs=2)
-
-
-def test_what_horovods_loaders_have_is_ignored(url: str) -> None:
-    with PetastormBatchedDataLoader("train", 1, True, reader_of(url), batch_size=4) as loader:
-        assert epoch(loader) == list(range(ROWS))

@@ -11,7 +11,6 @@ from farandole.errors import ConfigError, ReaderError
 from farandole.torch.data import BatchedDataLoader, InMemBatchedDataLoader
 
 __all__ = [
-    "PetastormBatchedDataLoader",
     "PytorchAsyncDataLoader",
     "PytorchDataLoader",
     "PytorchInfiniteAsyncDataLoader",
@@ -119,12 +118,3 @@ class PytorchInmemDataLoader(BaseDataLoader):
 
 class PytorchInmemAsyncDataLoader(AsyncDataLoaderMixin, PytorchInmemDataLoader):
     """`PytorchInmemDataLoader` that makes batches ahead. An epoch that is left early takes those with it."""
-
-
-class PetastormBatchedDataLoader(BatchedDataLoader):
-    """`BatchedDataLoader` that ignores its first three arguments, which Horovod's loaders have."""
-
-    def __init__(
-        self, name: str = "", limit_step_per_epoch: int = -1, verbose: bool = False, *args: Any, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)

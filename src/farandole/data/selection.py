@@ -167,6 +167,8 @@ def _include(predicate: Predicate, frames: bool, table: pa.Table) -> NDArray[np.
     try:
         return np.array([bool(predicate.do_include(row)) for row in table.to_pylist()], bool)
     except Exception as error:
+        if refused is None:
+            raise
         raise error from refused
 
 

@@ -1,6 +1,7 @@
 """`make_spark_converter`, with Petastorm's arguments: loaders of a DataFrame, in a job's function or on the driver."""
 
 import logging
+import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,8 @@ __all__ = ["SparkDatasetConverter", "make_spark_converter"]
 log = logging.getLogger(__name__)
 
 ROW_GROUP_BYTES = 32 << 20
+# Threads may make converters at once, and the setting that `_write` changes is their session's.
+_WRITING = threading.Lock()
 
 
 def make_spark_converter(
@@ -133,7 +136,7 @@ def _write(frame: DataFrame, url: str, codec: str, row_group_bytes: int) -> Writ
     open_url(url, {})
     writer = frame.write.option("compression", codec).option("parquet.block.size", row_group_bytes)
     try:
-        with _set(frame.sparkSession, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):
+        with _WRITING, _set(frame.sparkSession, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):
             writer.parquet(url)
         count = frame.sparkSession.read.parquet(url).count()
         if not count:
