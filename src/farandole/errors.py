@@ -222,9 +222,7 @@ class PicklingError(FarandoleError, TypeError):
 
 
 class DataError(FarandoleError, ValueError, RuntimeError):
-    """The column `column` cannot be read as requested; "" stands for all columns.
-
-    Programs for Petastorm expect a `RuntimeError`."""
+    """The column `column`, or "" for all, cannot be read as requested; Petastorm's programs expect a `RuntimeError`."""
 
     def __init__(self, column: str, problem: str) -> None:
         problem = mask(problem)
