@@ -1,7 +1,7 @@
-"""Arrow columns of decoded samples: the first sample decides their types, and all others must have the same."""
+"""Arrow columns of decoded samples: the first samples decide their types, and all others are converted exactly."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,36 +11,55 @@ from numpy.typing import NDArray
 from farandole.data.values import LARGE_ROW, LooseRows, ValuesOrLoose, join_values
 from farandole.errors import DataError
 
-__all__ = ["Stack", "check_columns", "column_of", "columns_of", "numbers_of", "schema_of"]
+__all__ = ["Stack", "check_columns", "column_of", "columns_of", "first_values", "numbers_of", "schema_of"]
 
-_PLAIN = {pa.int64(): int, pa.float64(): float, pa.bool_(): bool}
+_PLAIN = {pa.int64(): int, pa.float64(): float, pa.bool_(): bool, pa.string(): str, pa.binary(): bytes}
 # Arrow's `to_pandas_dtype` imports pandas, or fails without it.
 _NUMBERS = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _DTYPES = {pa.from_numpy_dtype(code): np.dtype(code) for code in _NUMBERS}
 
 
-def schema_of(sample: Mapping[str, Any], name: str) -> pa.Schema:
-    """Return the columns of a decoded sample; `name` is the sample's name, for errors.
+def schema_of(samples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pa.Schema:
+    """Return the columns of the first decoded samples, of types that hold their numbers; `names` are for errors.
 
     A column holds numbers, texts, bytes, or arrays of numbers. Raises `DataError` for other values."""
-    if not isinstance(sample, Mapping) or not sample:
-        raise DataError("", f"{name}: decode must return a dictionary of columns, not {type(sample).__name__}")
-    return pa.schema([pa.field(str(column), _type_of(str(column), value, name)) for column, value in sample.items()])
+    for sample, name in zip(samples, names, strict=True):
+        if not isinstance(sample, Mapping) or not sample:
+            raise DataError("", f"{name}: decode must return a dictionary of columns, not {type(sample).__name__}")
+    fields = []
+    for column in dict.fromkeys(str(key) for sample in samples for key in sample):
+        values = [(sample.get(column), name) for sample, name in zip(samples, names, strict=True)]
+        known = [each for each in values if each[0] is not None] or values[:1]
+        kinds = [_type_of(column, value, name) for value, name in known]
+        fields.append(pa.field(column, functools.reduce(_wider, kinds)))
+    return pa.schema(fields)
+
+
+def first_values(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the first value of each column that is not null."""
+    found: dict[str, Any] = {}
+    for sample in samples:
+        found = {key: value for key, value in sample.items() if value is not None} | found
+    return found
 
 
 def columns_of(samples: Sequence[Mapping[str, Any]], names: Sequence[str], schema: pa.Schema) -> pa.Table:
-    """Make a table of decoded samples; raises `DataError` naming column and sample if one does not fit the schema."""
-    check_columns(samples, names, schema)
+    """Make a table of decoded samples, which have the columns of `schema`.
+
+    Raises `DataError` naming column and sample for a value that the column's type does not hold exactly."""
     arrays = [column_of([sample[field.name] for sample in samples], names, field) for field in schema]
     return pa.table(arrays, schema=schema)
 
 
-def check_columns(samples: Sequence[Mapping[str, Any]], names: Sequence[str], schema: pa.Schema) -> None:
-    """Raise `DataError` for a sample that lacks a column."""
-    for sample, name in zip(samples, names, strict=True):
-        missing = [field.name for field in schema if field.name not in sample]
-        if missing:
-            raise DataError(missing[0], f"{name} has no such column, but the first sample has")
+def check_columns(sample: Mapping[str, Any], name: str, schema: pa.Schema, columns: Collection[str]) -> None:
+    """Raise `DataError` if a sample lacks one of `columns`, or if these are all, and it has others."""
+    for column in columns:
+        if column not in sample:
+            raise DataError(column, f"{name} has no such column, but the first samples have; let decode return it, too")
+    if len(columns) == len(schema) < len(sample):
+        more = next(str(column) for column in sample if column not in schema.names)
+        advice = "let decode return the same columns of each sample"
+        raise DataError(more, f"{name} has this column, but the first samples have not; {advice}")
 
 
 def _type_of(column: str, value: Any, name: str) -> pa.DataType:
@@ -55,19 +74,25 @@ def _type_of(column: str, value: Any, name: str) -> pa.DataType:
         for length in reversed(value.shape):
             kind = pa.list_(kind, length)
         return kind
-    kind = pa.scalar(value).type if isinstance(value, bool | int | float | str | bytes | np.generic) else None
-    if kind is None:
-        raise DataError(column, f"{name}: no column holds {type(value).__name__}; decode must return numbers or arrays")
-    return kind
+    if isinstance(value, bool | int | float | str | bytes | np.generic):
+        try:
+            return pa.scalar(value).type
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            raise DataError(column, f"{name}: no column holds {value!r:.60}: {error}") from error
+    raise DataError(column, f"{name}: no column holds {type(value).__name__}; decode must return numbers or arrays")
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """Return the type of numbers of both types; `one` if there is none, so that values of the other are refused."""
+    if one == other or one not in _DTYPES or other not in _DTYPES or pa.bool_() in (one, other):
+        return one
+    return pa.from_numpy_dtype(np.result_type(_DTYPES[one], _DTYPES[other]))
 
 
 def column_of(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> pa.Array:
     """Make one column of the samples' values; raises as `columns_of` does."""
     if not pa.types.is_nested(field.type):
-        try:
-            return pa.array(values, field.type)
-        except (pa.ArrowException, TypeError, OverflowError) as error:
-            raise _unlike(field, values, names, error) from error
+        return _scalars(values, names, field)
     shape, _ = _shape_of(field.type)
     flats = [array.reshape(-1) for array in _alike(values, names, field)]
     flat = flats[0] if len(flats) == 1 else np.concatenate(flats)
@@ -109,8 +134,7 @@ def _is_immutable(array: NDArray[Any]) -> bool:
 
 def numbers_of(values: Sequence[Any], kind: pa.DataType) -> NDArray[Any] | None:
     """Return Python's numbers as an array; None for other types and too large numbers, which Arrow must convert."""
-    plain = _PLAIN.get(kind)
-    if plain is None or any(type(value) is not plain for value in values):
+    if kind not in _DTYPES or not _are_plain(values, kind):
         return None
     try:
         return np.array(values, _DTYPES[kind])
@@ -144,10 +168,48 @@ def _shape_of(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
     return tuple(shape), kind
 
 
-def _unlike(field: pa.Field, values: Sequence[Any], names: Sequence[str], error: Exception) -> DataError:
-    for value, name in zip(values, names, strict=True):
-        try:
-            pa.array([value], field.type)
-        except (pa.ArrowException, TypeError, OverflowError):
-            return DataError(field.name, f"{name} has {type(value).__name__}, and the first sample has {field.type}")
-    return DataError(field.name, f"{names[0]}: {error}")
+def _scalars(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> pa.Array:
+    kind = field.type
+    if not _are_plain(values, kind):
+        # Arrow would round floating-point numbers, cut them to integers, and make numbers of booleans.
+        for value, name in zip(values, names, strict=True):
+            if value is not None and not _holds(kind, value):
+                raise _unlike(value, name, field)
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, OverflowError) as error:
+        for value, name in zip(values, names, strict=True):
+            try:
+                pa.array([value], kind)
+            except (pa.ArrowException, OverflowError):
+                raise _unlike(value, name, field) from error
+        raise
+
+
+def _are_plain(values: Sequence[Any], kind: pa.DataType) -> bool:
+    """Return whether all values are of the Python type that is the same as `kind`."""
+    plain = _PLAIN.get(kind)
+    return plain is not None and all(type(value) is plain for value in values)
+
+
+def _holds(kind: pa.DataType, value: Any) -> bool:
+    """Return whether a column of `kind` holds a value without loss; Arrow checks the range of integers."""
+    plain = value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
+    if not pa.types.is_integer(kind) and not pa.types.is_floating(kind):
+        return isinstance(plain, _PLAIN.get(kind, object))
+    if isinstance(plain, bool) or not isinstance(plain, int | float):
+        return False
+    if pa.types.is_integer(kind):
+        return isinstance(plain, int)
+    try:
+        with np.errstate(over="ignore"):
+            same = float(_DTYPES[kind].type(plain))
+    except OverflowError:
+        return False
+    return same == plain or plain != plain
+
+
+def _unlike(value: Any, name: str, field: pa.Field) -> DataError:
+    found = f"{name} has {value!r:.60} of type {type(value).__name__}"
+    problem = f"{found}, which {field.type}, the type of the first samples, does not hold exactly"
+    return DataError(field.name, f"{problem}; make them alike in decode: float(...), int(...) or str(...)")

@@ -1,12 +1,13 @@
 """Formats of files that are not tables: whole files, lines of text or JSON, and members of tar shards."""
 
+import codecs
 import io
 import json
 import posixpath
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from farandole.data.images import decode_image
 from farandole.errors import DataError, SourceError
@@ -27,11 +28,14 @@ _POSIX, _GNU = b"ustar\x0000", b"ustar  \0"  # in the headers of tar files
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Samples of a file that are read together: `rows` samples in bytes `first` to `last` (-1: the file's end)."""
+    """Samples of a file that are read together: `rows` samples in bytes `first` to `last` (-1: the file's end).
+
+    `line` is the number of lines before them, in files of lines."""
 
     rows: int
     first: int = 0
     last: int = -1
+    line: int = 0
 
 
 class Format(Protocol):
@@ -51,7 +55,7 @@ class Format(Protocol):
         """Return the blocks of a file's samples; raises `SourceError` naming the file."""
         ...
 
-    def samples(self, data: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield name and content of each sample in a block's bytes."""
         ...
 
@@ -71,7 +75,7 @@ class Whole:
         """Return the only block."""
         return [Block(1)]
 
-    def samples(self, data: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the file."""
         yield path, {"path": path, "data": data}
 
@@ -90,7 +94,7 @@ class Images(Whole):
     size: tuple[int, int] | None = None
     suffixes: tuple[str, ...] = IMAGES
 
-    def samples(self, data: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the file, with its class's number as "label" and name as "class"."""
         name = posixpath.basename(posixpath.dirname(path))
         yield path, {"path": path, "data": data, "label": self.classes.index(name), "class": name}
@@ -106,29 +110,31 @@ class Lines:
 
     suffixes: tuple[str, ...] = (".txt", ".text")
     whole: bool = False
+    _advice: ClassVar = "text must be UTF-8"
 
     def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:
-        """Cut the file at ends of lines; counts the lines that `samples` yields."""
+        """Cut the file at ends of lines; counts the lines that `samples` yields. A byte-order mark is left out."""
         found: list[Block] = []
-        first = place = rows = 0
-        for line in stream:
+        mark = stream.read(len(codecs.BOM_UTF8))
+        first = place = len(mark) if mark == codecs.BOM_UTF8 else stream.seek(0)
+        rows = before = 0
+        for number, line in enumerate(stream, 1):
             place += len(line)
             rows += self._counts(line)
-            if rows >= _BLOCK_ROWS * 16 or place - first >= _BLOCK_BYTES:
-                found.append(Block(rows, first, place))
-                first, rows = place, 0
-        return [*found, Block(rows, first, place)] if rows else found
+            if rows >= _BLOCK_ROWS * 16 or (rows and place - first >= _BLOCK_BYTES):
+                found.append(Block(rows, first, place, before))
+                first, rows, before = place, 0, number
+        return [*found, Block(rows, first, place, before)] if rows else found
 
-    def samples(self, data: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the lines."""
         # Not `splitlines`, which also ends lines at other characters than line feeds.
-        for number, line in enumerate(io.BytesIO(data)):
+        for number, line in enumerate(io.BytesIO(data), block.line + 1):
             if self._counts(line):
-                name = f"line {number + 1} of a block of {path}"
                 try:
-                    yield name, self._parse(line.rstrip(b"\r\n").decode())
-                except ValueError as error:
-                    raise SourceError(path, f"{name} cannot be read: {error}") from error
+                    yield f"line {number} of {path}", self._parse(line.rstrip(b"\r\n").decode())
+                except (ValueError, RecursionError) as error:
+                    raise SourceError(path, f"line {number} cannot be read: {error}; {self._advice}") from error
 
     def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
         """Return the line's values."""
@@ -146,6 +152,7 @@ class Json(Lines):
     """Each line that is not empty is a sample, a JSON object."""
 
     suffixes: tuple[str, ...] = (".jsonl", ".ndjson", ".json")
+    _advice: ClassVar = "each line must be a JSON object of few levels, in UTF-8"
 
     def _counts(self, line: bytes) -> bool:
         return bool(line.strip())
@@ -153,7 +160,7 @@ class Json(Lines):
     def _parse(self, line: str) -> dict[str, Any]:
         found = json.loads(line)
         if not isinstance(found, dict):
-            raise ValueError(f"a line must be a JSON object, not {type(found).__name__}")
+            raise ValueError(f"it is a {type(found).__name__}")
         return found
 
 
@@ -184,7 +191,7 @@ class Shards:
             end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         return [*found, Block(rows, first, end)] if rows else found
 
-    def samples(self, data: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the samples of a block, which begins with a member's header."""
         key = ""
         sample: dict[str, Any] = {}

@@ -6,6 +6,7 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import islice
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -18,7 +19,15 @@ from farandole.data.function_keys import key_of
 from farandole.data.places import Places, texts_of
 from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup, RowGroups, rows_in
-from farandole.data.sample_columns import Stack, check_columns, column_of, columns_of, numbers_of, schema_of
+from farandole.data.sample_columns import (
+    Stack,
+    check_columns,
+    column_of,
+    columns_of,
+    first_values,
+    numbers_of,
+    schema_of,
+)
 from farandole.data.sample_formats import FORMATS, Block, Decode, Format, Images, Json, Lines, Shards, Whole, format_of
 from farandole.data.store_urls import is_local
 from farandole.data.values import Values, ValuesOrLoose
@@ -40,6 +49,8 @@ _SMALL_BYTES = 256 << 10
 _WHOLE_BYTES, _BUFFER_BYTES = 4 << 20, 256 << 10
 # Least rows of a lane that are shuffled together, for samples in blocks.
 _LEAST_WINDOW = 8
+# The most lines of JSON that decide the columns and their types.
+_DECIDING = 1024
 
 
 def files(
@@ -108,9 +119,13 @@ class FileSource:
         self.row_groups: Sequence[RowGroup] = RowGroups(listed, counts, rows)
         if not self.row_groups:
             raise DataError("", "there are no samples in these files")
-        name, first = together(lambda: next(self._decoded(self.row_groups[0])), gather)
-        self.schema = together(lambda: schema_of(first, name), gather)
-        self._row_bytes = columns_of([first], [name], self.schema)
+        # A function of the user may take long.
+        deciding = _DECIDING if isinstance(format, Json) and decode is None else 1
+        names, first = zip(
+            *together(lambda: list(islice(self._decoded(self.row_groups[0]), deciding)), gather), strict=True
+        )
+        self.schema = together(lambda: schema_of(first, names), gather)
+        self._row_bytes = columns_of([first_values(first)], names[:1], self.schema)
 
     def identity(self, row_group: RowGroup) -> str:
         """See `farandole.data.row_groups.identity_of`; raises `ConfigError` if `decode` cannot be pickled."""
@@ -147,9 +162,12 @@ class FileSource:
         """Read and decode samples; raises `SourceError` naming the file, `DataError` naming the sample.
 
         Errors of the user's function are raised with a note that names the sample."""
-        decoded = list(self._decoded(row_group))
-        table = columns_of([sample for _, sample in decoded], [name for name, _ in decoded], self.schema)
-        return table.select(list(columns))
+        names, samples = [], []
+        for name, sample in self._decoded(row_group):
+            check_columns(sample, name, self.schema, columns)
+            names.append(name)
+            samples.append(sample)
+        return columns_of(samples, names, pa.schema([self.schema.field(column) for column in columns]))
 
     def contents(self, row_groups: Sequence[RowGroup]) -> Sequence[bytes | None]:
         """See `farandole.data.row_groups.contents_of`; None for large ones, and for files that have changed."""
@@ -177,7 +195,7 @@ class FileSource:
         names: list[str] = []
         others: dict[str, list[Any]] = {field.name: [] for field in fields if field.name not in stacks}
         for name, sample in self._decoded(row_group, content):
-            check_columns([sample], [name], self.schema)
+            check_columns(sample, name, self.schema, kinds)
             names.append(name)
             for column, stack in stacks.items():
                 stack.add(sample[column], name)
@@ -206,7 +224,7 @@ class FileSource:
     def _decoded(self, row_group: RowGroup, content: bytes | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield name and columns of each sample."""
         data, count = self._bytes(row_group) if content is None else content, 0
-        for name, sample in self._format.samples(data, row_group.file.path):
+        for name, sample in self._format.samples(data, row_group.file.path, self._block(row_group)):
             try:
                 decoded = self._decode(sample)
             except Exception as error:
