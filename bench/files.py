@@ -60,7 +60,7 @@ class Folder(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
     def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
         path = self.paths[place]
-        image = decode_image(path.read_bytes(), str(path), SIZE)
+        image = decode_image(path.read_bytes(), "image", SIZE)
         return torch.from_numpy(image.copy()), self.classes.index(path.parent.name)
 
 
@@ -99,7 +99,7 @@ def theirs(folder: Path, workers: int) -> Iterator[int]:
 
 def decode_pair(sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
     """Decode a sample of WebDataset into an image and its label."""
-    return torch.from_numpy(decode_image(sample["jpg"], sample["__key__"], SIZE).copy()), int(sample["cls"])
+    return torch.from_numpy(decode_image(sample["jpg"], "jpg", SIZE).copy()), int(sample["cls"])
 
 
 def their_shards(folder: Path, workers: int) -> Iterator[int]:
@@ -112,7 +112,7 @@ def their_shards(folder: Path, workers: int) -> Iterator[int]:
 
 def decode_columns(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Decode rows of Hugging Face datasets."""
-    images = [torch.from_numpy(decode_image(data, "a row", SIZE).copy()) for data in rows["data"]]
+    images = [torch.from_numpy(decode_image(data, "data", SIZE).copy()) for data in rows["data"]]
     return {"image": images, "label": rows["label"]}
 
 
@@ -129,7 +129,7 @@ def their_stream(folder: Path, workers: int) -> Iterator[int]:
     class Images(streaming.StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
             sample = super().__getitem__(place)
-            return torch.from_numpy(decode_image(sample["data"], "a sample", SIZE).copy()), sample["label"]
+            return torch.from_numpy(decode_image(sample["data"], "data", SIZE).copy()), sample["label"]
 
     streaming.base.util.clean_stale_shared_memory()
     data = Images(local=str(folder), shuffle=True, batch_size=BATCH)

@@ -375,7 +375,7 @@ def test_faults_of_samples_and_settings_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"9.png has uint8\[5, 5, 3\], and the first sample has uint8\[2, 3, 3\]"):
         list(Loader(files(str(tmp_path / "images")), batch_size=1, policy="drop"))
     (tmp_path / "images" / "class0" / "9.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"9.png cannot be decoded"):
+    with pytest.raises(DataError, match=r"9.png: cannot be decoded"):
         list(Loader(files(str(tmp_path / "images")), batch_size=1, policy="drop"))
 
 

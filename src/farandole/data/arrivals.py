@@ -92,10 +92,10 @@ class Growing:
     of a Delta table, or the last batch of a Spark stream; or a function that rank 0 calls with the paths of all files,
     and that returns True when they are complete. Without `until` the data never ends. `format` is "parquet", "delta",
     "iceberg", "stream" (the output of a Spark stream), or a format of `files`. By default a table is recognized by its
-    folder, and all other files are read as Parquet. `decode` and `size` are arguments of `files`. `classes` are the
-    folders of images, in the order of their labels. `options` are the file system's. `least_files` is the number of new
-    files to wait for before they are read, `poll` the seconds between listings, and `patience` the seconds to wait for
-    new files.
+    folder, and all other files are read as Parquet. `decode`, `size` and `orient` are arguments of `files`. `classes`
+    are the folders of images, in the order of their labels. `options` are the file system's. `least_files` is the
+    number of new files to wait for before they are read, `poll` the seconds between listings, and `patience` the
+    seconds to wait for new files.
 
     Files must appear complete: rename them into the folder, or write them to an object store. Raises `ConfigError` for
     settings that exclude each other.
@@ -109,6 +109,7 @@ class Growing:
         format: str | None = None,
         decode: Decode | None = None,
         size: tuple[int, int] | None = None,
+        orient: bool = True,
         classes: Sequence[str] = (),
         options: Mapping[str, object] | None = None,
         least_files: int = 1,
@@ -126,7 +127,8 @@ class Growing:
         if isinstance(until, int) and format not in (None, "delta", "stream"):
             raise ConfigError("until", f"is a version, but {format} has no consecutive versions")
         self._url, self._until, self._format, self._options = text_of(url), until, format, options
-        self._decode, self._size, self._classes = decode, size, tuple(classes)
+        self._decode, self._classes = decode, tuple(classes)
+        self._images: dict[str, Any] = {"size": size, "orient": orient}
         self.least_files, self.poll, self.patience = least_files, poll, patience
         self._store: Files | None = None
 
@@ -174,7 +176,7 @@ class Growing:
     def _samples(self, format: str) -> Format | None:
         if format not in _SAMPLES:
             return None
-        given: dict[str, Any] = {"size": self._size} if format in ("images", "tar") else {}
+        given = self._images if format in ("images", "tar") else {}
         return _SAMPLES[format](**given, **({"classes": self._classes} if self._classes else {}))
 
     def _found_format(self, opened: Files) -> str:

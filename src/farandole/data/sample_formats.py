@@ -92,6 +92,7 @@ class Images(Whole):
 
     classes: tuple[str, ...] = ()
     size: tuple[int, int] | None = None
+    orient: bool = True
     suffixes: tuple[str, ...] = IMAGES
 
     def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -101,7 +102,8 @@ class Images(Whole):
 
     def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
         """Return the image as uint8[height, width, 3], and its label."""
-        return {"image": decode_image(sample["data"], sample["path"], self.size), "label": sample["label"]}
+        image = decode_image(sample["data"], "image", self.size, orient=self.orient)
+        return {"image": image, "label": sample["label"]}
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,7 @@ class Shards:
     suffixes: tuple[str, ...] = (".tar",)
     whole: bool = False
     size: tuple[int, int] | None = None
+    orient: bool = True
 
     def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:
         """Cut the file between samples, by the headers of its members."""
@@ -213,10 +216,13 @@ class Shards:
         made: dict[str, Any] = {}
         for name, value in sample.items():
             if f".{name}" in IMAGES:
-                made[name] = decode_image(value, f"{sample['key']}.{name}", self.size)
+                made[name] = decode_image(value, name, self.size, orient=self.orient)
             elif name in ("cls", "txt", "text"):
-                text = value.decode().strip() if name == "cls" else value.decode()
-                made[name] = int(text) if name == "cls" else text
+                try:
+                    made[name] = int(value) if name == "cls" else value.decode("utf-8-sig")
+                except ValueError as error:
+                    kind = "an integer" if name == "cls" else "UTF-8"
+                    raise DataError(name, f"{value!r:.60} is not {kind} ({error}); name your own decode=") from error
             else:
                 made[name] = value
         return made

@@ -60,6 +60,7 @@ def files(
     decode: Decode | None = None,
     where: Named | None = None,
     size: tuple[int, int] | None = None,
+    orient: bool = True,
     options: Mapping[str, object] | None = None,
     gather: Gather | None = None,
 ) -> "FileSource":
@@ -69,8 +70,9 @@ def files(
     `FlyteDirectory` is read from its store, without a download. `format` is "images" (a folder per class), "jsonl",
     "text", "tar" or "bytes"; by default the files' suffixes decide. `decode` gets a sample as a dictionary and returns
     its columns: numbers, texts, bytes and arrays. It runs on the loader's threads, or in its processes with
-    `Reading(processes=True)`. `where` chooses files by name. Images are resized to `size` = (height, width). `options`
-    are the file system's. With `gather`, opening is collective, and the ranks divide the requests for a store's files.
+    `Reading(processes=True)`. `where` chooses files by name. Images are resized to `size` = (height, width), and
+    turned by their EXIF orientation unless `orient` is False. `options` are the file system's. With `gather`, opening
+    is collective, and the ranks divide the requests for a store's files.
 
     Raises `SourceError` for files, `DataError` for samples, `ConfigError` for settings.
     """
@@ -92,7 +94,7 @@ def files(
 
     listed = together(find, gather) if shared is None else from_first(find, shared, rank)
     kind = format or format_of([file.path for file in listed])
-    made = _make_format(kind, listed, size)
+    made = _make_format(kind, listed, size, orient)
     if made.suffixes and (format is None or kind == "images"):
         listed = [file for file in listed if file.path.lower().endswith(made.suffixes)]
     return FileSource(opened, listed, made, decode, gather)
@@ -227,6 +229,8 @@ class FileSource:
         for name, sample in self._format.samples(data, row_group.file.path, self._block(row_group)):
             try:
                 decoded = self._decode(sample)
+            except DataError as error:
+                raise DataError(error.column, f"{name}: {error.problem}") from error
             except Exception as error:
                 error.add_note(f"in decoding {name}")
                 raise
@@ -305,16 +309,16 @@ class _Raw(io.RawIOBase):
         return int(self._stream.readinto(buffer))
 
 
-def _make_format(kind: str, listed: Sequence[File], size: tuple[int, int] | None) -> Format:
+def _make_format(kind: str, listed: Sequence[File], size: tuple[int, int] | None, orient: bool) -> Format:
     if kind == "images":
         names = {
             posixpath.basename(posixpath.dirname(file.path))
             for file in listed
             if file.path.lower().endswith(Images.suffixes)
         }
-        return Images(classes=tuple(sorted(names)), size=size)
+        return Images(classes=tuple(sorted(names)), size=size, orient=orient)
     if kind == "tar":
-        return Shards(size=size)
+        return Shards(size=size, orient=orient)
     others: dict[str, Format] = {"bytes": Whole(), "jsonl": Json(), "text": Lines()}
     return others[kind]
 
