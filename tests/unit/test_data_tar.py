@@ -2,13 +2,30 @@
 
 import io
 import tarfile
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
 
+from farandole.data import Loader, Reading, files
 from farandole.data.sample_formats import _tar_files
+from farandole.errors import DataError, SourceError
+
+
+def write_shard(path: Path, members: dict[str, bytes], *links: tuple[str, str, bytes]) -> str:
+    """Write a shard of these members, and of links: name, target and tarfile's type."""
+    with tarfile.open(path, "w") as shard:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            shard.addfile(member, io.BytesIO(content))
+        for name, target, kind in links:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, target
+            shard.addfile(member)
+    return str(path)
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -42,11 +59,15 @@ def test_a_tar_file_that_is_cut_or_damaged_is_refused(second: str) -> None:
     members = list(_tar_files(io.BytesIO(whole)))
     assert len(members) == 4
     ends = [each.offset_data + 1024 for each in members]
-    for length in range(1, ends[-1], 50):
-        if length not in ends:
-            with pytest.raises(tarfile.ReadError):
-                list(_tar_files(io.BytesIO(whole[:length])))
-    assert len(list(_tar_files(io.BytesIO(whole[: ends[1]])))) == 2  # archives without an end mark are in use
+    for length in [*range(1, ends[-1], 50), *ends]:
+        with pytest.raises(tarfile.ReadError):
+            list(_tar_files(io.BytesIO(whole[:length])))
+    with pytest.raises(tarfile.ReadError, match=r"without the mark of its end.* head -c 1024 /dev/zero"):
+        list(_tar_files(io.BytesIO(whole[: ends[1]])))
+    assert len(list(_tar_files(io.BytesIO(whole[: ends[1]]), part=True))) == 2
+    assert len(list(_tar_files(io.BytesIO(whole[: ends[1]] + bytes(512))))) == 2
+    with pytest.raises(tarfile.ReadError, match="after the mark of its end; join archives with tar --concatenate"):
+        list(_tar_files(io.BytesIO(whole + whole)))
     header = whole[ends[1] : ends[1] + 512]
     negative = header[:124] + b"-0000001000\0" + header[136:148] + b" " * 8 + header[156:]
     negative = negative[:148] + b"%06o\0 " % sum(negative) + negative[156:]
@@ -55,3 +76,34 @@ def test_a_tar_file_that_is_cut_or_damaged_is_refused(second: str) -> None:
     for damaged in (b"garbage" + header[7:], negative, holes.tobuf(tarfile.GNU_FORMAT)):
         with pytest.raises(tarfile.ReadError, match=r"damaged|negative|holes"):
             list(_tar_files(io.BytesIO(whole[: ends[1]] + damaged + whole[ends[1] + 512 :])))
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE])
+def test_a_member_without_data_of_its_own_is_refused(tmp_path: Path, kind: bytes) -> None:
+    path = write_shard(tmp_path / "x.tar", {"1.txt": b"one"}, ("2.txt", "1.txt", kind))
+    what = "neither file nor folder" if kind == tarfile.FIFOTYPE else r"a link to 1\.txt"
+    with pytest.raises(SourceError, match=rf"x\.tar: .*2\.txt is {what}; write files .*--hard-dereference"):
+        files(path)
+
+
+def test_webdataset_s_notes_are_no_samples(tmp_path: Path) -> None:
+    notes = {"__meta__": b"{}", "__meta__/a.json": b"{}", "./__info__/1.txt": b"no"}
+    path = write_shard(tmp_path / "x.tar", notes | {"1.txt": b"one", "__2.txt": b"two"})
+    (batch,) = Loader(files(path), batch_size=2, policy="drop", reading=Reading(shuffle=False))
+    assert batch["txt"].tolist() == ["one", "two"]  # type: ignore[union-attr]
+
+
+def test_a_column_that_the_first_sample_lacks_is_refused(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "x.tar", {"1.txt": b"one", "2.txt": b"two", "2.cls": b"2"})
+    with pytest.raises(DataError, match=r"column 'cls': .*: 2 in .*/x\.tar has this column, but the first samples"):
+        list(Loader(files(path), batch_size=2, policy="drop"))
+
+
+@pytest.mark.parametrize(
+    ("extension", "content", "problem"),
+    [("cls", b"cat", "is not an integer"), ("txt", b"\xff", "is not UTF-8"), ("png", b"no", "cannot be decoded")],
+)
+def test_a_member_that_cannot_be_decoded_is_named(tmp_path: Path, extension: str, content: bytes, problem: str) -> None:
+    path = write_shard(tmp_path / "x.tar", {f"1.{extension}": content})
+    with pytest.raises(DataError, match=rf"column '{extension}': 1 in .*/x\.tar: {problem}"):
+        files(path)

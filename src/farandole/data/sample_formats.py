@@ -4,6 +4,7 @@ import codecs
 import io
 import json
 import posixpath
+import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _BLOCK_BYTES = 4 << 20
 # The same for members of shards that are as large as images: a decoded block takes many times its bytes.
 _LARGE_ROWS, _LARGE_BYTES = 16, 128 << 10
 _POSIX, _GNU = b"ustar\x0000", b"ustar  \0"  # in the headers of tar files
+_NOTES = re.compile(r"(\./)?__[^/]*__(/|$)")  # members that WebDataset leaves out
+_PIECE = 1 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,7 @@ class Shards:
         """Yield the samples of a block, which begins with a member's header."""
         key = ""
         sample: dict[str, Any] = {}
-        for member, name, extension in self._members(io.BytesIO(data), path):
+        for member, name, extension in self._members(io.BytesIO(data), path, part=True):
             if name != key and sample:
                 yield f"{key} in {path}", sample
                 sample = {}
@@ -222,18 +225,20 @@ class Shards:
                     made[name] = int(value) if name == "cls" else value.decode("utf-8-sig")
                 except ValueError as error:
                     kind = "an integer" if name == "cls" else "UTF-8"
-                    raise DataError(name, f"{value!r:.60} is not {kind} ({error}); name your own decode=") from error
+                    raise DataError(name, f"is not {kind}: {error}; read it with decode=") from error
             else:
                 made[name] = value
         return made
 
-    def _members(self, stream: io.BufferedIOBase, path: str) -> Iterator[tuple["_Member", str, str]]:
-        """Yield each file of a tar file, the name of its sample, and its extension."""
+    def _members(
+        self, stream: io.BufferedIOBase, path: str, *, part: bool = False
+    ) -> Iterator[tuple["_Member", str, str]]:
+        """Yield each file of a tar file, or of a part of it, the name of its sample, and its extension."""
         try:
-            for member in _tar_files(stream):
+            for member in _tar_files(stream, part=part):
                 folder, base = posixpath.split(member.name)
                 stem, dot, extension = base.partition(".")
-                if not base.startswith("."):
+                if not base.startswith(".") and not _NOTES.match(member.name):
                     yield member, posixpath.join(folder, stem), extension.lower() if dot else "data"
         except tarfile.TarError as error:
             raise SourceError(path, f"cannot be read as a tar file: {error}") from error
@@ -249,10 +254,12 @@ class _Member:
     size: int
 
 
-def _tar_files(stream: io.BufferedIOBase) -> Iterator[_Member]:
-    """Yield the files of a tar stream; raises `tarfile.TarError` for bad headers and truncated data.
+def _tar_files(stream: io.BufferedIOBase, *, part: bool = False) -> Iterator[_Member]:
+    """Yield the files of a tar stream, or of a part of one; folders are left out.
 
-    Reads plain headers itself, in a tenth of tarfile's time. tarfile reads from the first header of another kind on."""
+    Raises `tarfile.TarError` for bad headers, truncated data, a missing end unless it is a part, and members that have
+    no data of their own. Reads plain headers itself, in a tenth of tarfile's time. tarfile reads from the first header
+    of another kind on."""
     place = 0
     while (member := _plain_file(stream.read(tarfile.BLOCKSIZE), place)) is not None:
         yield member
@@ -265,18 +272,30 @@ def _tar_files(stream: io.BufferedIOBase) -> Iterator[_Member]:
                 raise tarfile.ReadError(f"{entry.name} has {'a negative size' if entry.size < 0 else 'holes'}")
             if entry.isfile():
                 yield _Member(entry.name, entry.offset, entry.offset_data, entry.size)
-        _check_end(stream, rest.offset)
+            elif not entry.isdir():
+                kind = f"a link to {entry.linkname}" if entry.islnk() or entry.issym() else "neither file nor folder"
+                remedy = "write files with their data: tar --dereference --hard-dereference"
+                raise tarfile.ReadError(f"{entry.name} is {kind}; {remedy}")
+        _check_end(stream, rest.offset, part=part)
 
 
-def _check_end(stream: io.BufferedIOBase, place: int) -> None:
+def _check_end(stream: io.BufferedIOBase, place: int, *, part: bool) -> None:
     """Raise `tarfile.ReadError` unless the archive ends at byte `place`: tarfile reads any bad header as the end."""
-    stream.seek(0, io.SEEK_END)
-    if stream.tell() < place:
-        raise tarfile.ReadError(f"it ends at byte {stream.tell()}, within the data of its last member")
+    size = stream.seek(0, io.SEEK_END)
+    if size < place:
+        raise tarfile.ReadError(f"it ends at byte {size}, within the data of its last member")
+    if size == place and not part:
+        remedy = "if it is whole, append the end mark: head -c 1024 /dev/zero >> FILE"
+        raise tarfile.ReadError(
+            f"it ends at byte {size} without the mark of its end, so members may be missing; {remedy}"
+        )
     stream.seek(place)
     header = stream.read(tarfile.BLOCKSIZE)
     if header and (len(header) < tarfile.BLOCKSIZE or any(header)):
         raise tarfile.ReadError(f"the header at byte {place} is cut or damaged")
+    while piece := stream.read(_PIECE):
+        if piece.strip(b"\0"):
+            raise tarfile.ReadError("it has data after the mark of its end; join archives with tar --concatenate")
 
 
 def _plain_file(header: bytes, place: int) -> _Member | None:
