@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias
 
+from farandole.data.compression import with_packed
 from farandole.data.images import decode_image
 from farandole.errors import DataError, SourceError
 
@@ -113,7 +114,7 @@ class Images(Whole):
 class Lines:
     """Each line is a sample: {"text": ...}, without the line's end."""
 
-    suffixes: tuple[str, ...] = (".txt", ".text")
+    suffixes: tuple[str, ...] = with_packed(".txt", ".text")
     whole: bool = False
     _advice: ClassVar = "text must be UTF-8"
 
@@ -156,7 +157,7 @@ class Lines:
 class Json(Lines):
     """Each line that is not empty is a sample, a JSON object."""
 
-    suffixes: tuple[str, ...] = (".jsonl", ".ndjson", ".json")
+    suffixes: tuple[str, ...] = with_packed(".jsonl", ".ndjson", ".json")
     _advice: ClassVar = "each line must be a JSON object of few levels, in UTF-8"
 
     def _counts(self, line: bytes) -> bool:
@@ -176,7 +177,7 @@ class Shards:
     A sample is {"key": name, "jpg": bytes, "cls": bytes, ...}. Columns are "key" and the members' extensions: images as
     arrays, "cls" as an integer, "txt" and "text" as text, others as bytes."""
 
-    suffixes: tuple[str, ...] = (".tar",)
+    suffixes: tuple[str, ...] = with_packed(".tar")
     whole: bool = False
     size: tuple[int, int] | None = None
     orient: bool = True
@@ -322,7 +323,7 @@ def format_of(paths: Sequence[str]) -> str:
     """Return the format that the files' suffixes name; raises `DataError` if they name none, or several."""
     suffixes_of = {"images": IMAGES, "jsonl": Json().suffixes, "tar": Shards().suffixes, "text": Lines().suffixes}
     ends = {posixpath.splitext(path)[1].lower() for path in paths}
-    found = [name for name, suffixes in suffixes_of.items() if ends & set(suffixes)]
+    found = [name for name, each in suffixes_of.items() if any(path.lower().endswith(each) for path in paths)]
     if len(found) != 1:
         raise DataError("", f"files end in {', '.join(sorted(ends)[:8])}; say format= one of {', '.join(FORMATS)}")
     return found[0]

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, from_first, place_in, together
+from farandole.data.compression import is_packed, unpack
 from farandole.data.fields import Arrays, Field, Numbers
 from farandole.data.file_systems import Files
 from farandole.data.flight import MOST_IN_FLIGHT
@@ -38,7 +39,8 @@ __all__ = ["FileSource", "Named", "files"]
 # Choice of files by name: a pattern such as "*.png", several patterns, or a function of the path.
 Named: TypeAlias = str | Sequence[str] | Callable[[str], bool]
 
-_OPENERS = 16
+# Threads that find samples; fewer for compressed files, which are whole in memory.
+_OPENERS, _UNPACKERS = 16, 4
 # Bytes to request of a file of unknown size. The answer is the whole file if the file is smaller.
 _FIRST_BYTES = 8 << 20
 _WHOLE_FILE = Block(1)
@@ -175,8 +177,8 @@ class FileSource:
         """See `farandole.data.row_groups.contents_of`; None for large ones, and for files that have changed."""
         found: list[bytes | None] = [None] * len(row_groups)
         if self._files.local and len(row_groups) > 1:
-            blocks = [(group.file, self._block(group)) for group in row_groups]
-            parts = [(file, block.first, file.size if block.last < 0 else block.last) for file, block in blocks]
+            spans = [(group.file, *self._span(group)) for group in row_groups]
+            parts = [(file, first, file.size if last < 0 else last) for file, first, last in spans]
             small = [place for place, (_, first, last) in enumerate(parts) if last - first <= _SMALL_BYTES]
             for place, content in zip(small, self._files.read_each([parts[place] for place in small]), strict=True):
                 found[place] = content
@@ -225,8 +227,11 @@ class FileSource:
 
     def _decoded(self, row_group: RowGroup, content: bytes | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield name and columns of each sample."""
-        data, count = self._bytes(row_group) if content is None else content, 0
-        for name, sample in self._format.samples(data, row_group.file.path, self._block(row_group)):
+        file, block, count = row_group.file, self._block(row_group), 0
+        data = self._bytes(file, *self._span(row_group)) if content is None else content
+        if self._packed(file):
+            data = unpack(data, file.path)[block.first :]
+        for name, sample in self._format.samples(data, file.path, block):
             try:
                 decoded = self._decode(sample)
             except DataError as error:
@@ -243,15 +248,22 @@ class FileSource:
     def _block(self, row_group: RowGroup) -> Block:
         return self._blocks[row_group.file.path][row_group.number] if self._blocks else _WHOLE_FILE
 
-    def _bytes(self, row_group: RowGroup) -> bytes:
-        file, block = row_group.file, self._block(row_group)
+    def _packed(self, file: File) -> bool:
+        return not self._format.whole and is_packed(file.path)
+
+    def _span(self, row_group: RowGroup) -> tuple[int, int]:
+        """Return the first and last byte to read; the last is -1 for the file's end."""
+        block = self._block(row_group)
+        return (0, -1) if self._packed(row_group.file) else (block.first, block.last)
+
+    def _bytes(self, file: File, first: int, last: int) -> bytes:
         if self._files.local:
-            return self._files.read_here(file, block.first, block.last)
+            return self._files.read_here(file, first, last)
         with self._files.fetching(file) as opened:
-            end = block.last if block.last >= 0 else max(file.size, _FIRST_BYTES if file.size < 0 else 0)
-            opened.fetch(lambda: [Span(block.first, end)] if end else [])
-            opened.stream.seek(block.first)
-            data = bytes(opened.stream.read(None if block.last < 0 else block.last - block.first))
+            end = last if last >= 0 else max(file.size, _FIRST_BYTES if file.size < 0 else 0)
+            opened.fetch(lambda: [Span(first, end)] if end else [])
+            opened.stream.seek(first)
+            data = bytes(opened.stream.read(None if last < 0 else last - first))
         if self._files.client is None:
             self._files.check([file])
         return data
@@ -264,6 +276,8 @@ class FileSource:
         def find() -> list[list[Block]]:
             mine = self._listed[rank::size]
             threads = MOST_IN_FLIGHT if self._files.client is not None else _OPENERS
+            if any(map(self._packed, mine)):
+                threads = _UNPACKERS
             with ThreadPoolExecutor(threads, thread_name_prefix="farandole-open") as pool:
                 return list(pool.map(self._blocks_of, mine))
 
@@ -274,6 +288,10 @@ class FileSource:
         return [parts[place % size][place // size] for place in range(len(self._listed))]
 
     def _blocks_of(self, file: File) -> list[Block]:
+        if self._packed(file):
+            content = unpack(self._bytes(file, 0, -1), file.path)
+            blocks = self._format.blocks(io.BytesIO(content), file.path)
+            return [Block(sum(block.rows for block in blocks), blocks[0].first)] if blocks else []
         if self._files.local:
             if file.size <= _WHOLE_BYTES:
                 return self._format.blocks(io.BytesIO(self._files.read_here(file, 0, -1)), file.path)
