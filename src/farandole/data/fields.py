@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from farandole.data.images import decode_images, images_in, is_image
 from farandole.data.schemas import axes_of, is_binary, is_text, plain_type
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.errors import ConfigError, DataError
@@ -28,17 +29,20 @@ class FieldOptions:
     nulls: the value that replaces nulls. Nulls in a column without one are refused; with a transform, they become NaN
     in floating-point columns. vocabulary: a list of texts; each text becomes its index in the list, as int64. ragged:
     columns whose arrays may differ in length, even if the first rows have one length. dense: columns of vectors that
-    become dense arrays, even if some are sparse.
+    become dense arrays, even if some are sparse. images: height and width to which a column's images are resized;
+    `orient`: whether images are turned by their EXIF orientation.
     """
 
     nulls: Mapping[str, object] = field(default_factory=dict)
     vocabulary: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ragged: Sequence[str] = ()
     dense: Sequence[str] = ()
+    images: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    orient: bool = True
 
     def check(self, columns: Sequence[str]) -> None:
         """Raise `ConfigError` for an option that names a column which is not read."""
-        for setting in ("nulls", "vocabulary", "ragged", "dense"):
+        for setting in ("nulls", "vocabulary", "ragged", "dense", "images"):
             for name in getattr(self, setting):
                 if name not in columns:
                     raise ConfigError(setting, f"'{name}' is not among the columns that are read: {', '.join(columns)}")
@@ -147,6 +151,18 @@ class RaggedArrays(Field):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Images(Field):
+    """Images of one size, as an array (rows, height, width, 3)."""
+
+    shape: tuple[int, int]
+    resize: bool
+    orient: bool
+
+    def _convert(self, column: pa.Array) -> Values:
+        return decode_images(column, self.name, self.shape, resize=self.resize, orient=self.orient)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Vectors(Field):
     """Vectors of pyspark.ml of one width, which may be dense and sparse in one column."""
 
@@ -227,6 +243,8 @@ def _plan(name: str, kind: pa.DataType, seen: pa.ChunkedArray, options: FieldOpt
     known = _one_array(seen.drop_null())
     if is_vector(kind):
         return _plan_vectors(name, known, fill, sparse=name not in options.dense)
+    if is_image(kind):
+        return _plan_images(name, known, fill, options)
     if _is_list(kind):
         return _plan_arrays(name, kind, known, fill, ragged=name in options.ragged)
     raise DataError(name, f"no tensor holds {kind}; cast it, or leave it out of the columns that are read")
@@ -240,6 +258,15 @@ def _plan_vectors(name: str, known: pa.Array, fill: object, *, sparse: bool) -> 
     width = sizes[0].as_py() if kinds[0].as_py() == _SPARSE else len(values[0])
     kind = f"{'sparse ' if any_sparse else ''}float64[{width}]"
     return Vectors(name=name, kind=kind, fill=fill, width=width, sparse=any_sparse)
+
+
+def _plan_images(name: str, known: pa.Array, fill: object, options: FieldOptions) -> Field:
+    size = options.images.get(name)
+    if size is None and not len(known):
+        raise DataError(name, "the first row group has no image that would show their size")
+    height, width, *_ = size or next(images_in(known[:1], name, None, orient=options.orient)).shape
+    kind, shape = f"uint8[{height}, {width}, 3]", (height, width)
+    return Images(name=name, kind=kind, fill=fill, shape=shape, resize=size is not None, orient=options.orient)
 
 
 def _plan_arrays(name: str, kind: pa.DataType, known: pa.Array, fill: object, *, ragged: bool) -> Field:
