@@ -33,14 +33,14 @@ def decode_image(data: bytes, column: str, size: tuple[int, int] | None, *, orie
         with Image.open(io.BytesIO(data)) as opened:
             turned = opened.getexif().get(_ORIENTATION, 1) if orient else 1
             if size is not None:
-                opened.draft(
-                    "RGB", size if turned in _TRANSPOSED else size[::-1]
-                )  # JPEG decodes faster at a reduced size
+                # JPEG decodes faster at a reduced size.
+                opened.draft("RGB", size if turned in _TRANSPOSED else size[::-1])
             opened.load()
             image = ImageOps.exif_transpose(opened) if turned != 1 else opened
             wide = opened.mode in _WIDE or (opened.mode == "I" and opened.format in _WIDE_AS_INTEGERS)
             if opened.mode in ("I", "F") and not wide:
-                raise ValueError(f"its numbers have no known range (Pillow's mode {opened.mode}); scale them in decode")
+                problem = f"its numbers have no known range (Pillow's mode {opened.mode})"
+                raise ValueError(f"{problem}; scale them to 8 bits, or in decode")
             if wide:
                 bits = getattr(opened, "tag_v2", {}).get(_BITS_PER_SAMPLE, (16,))[0]  # TIFF has 12, too
                 image = Image.fromarray((np.asarray(image) >> bits - 8).astype(np.uint8))
