@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from farandole.file_errors import naming
+
 # Field numbers and wire types of event.proto and summary.proto, as protobuf writes them before each field.
 _WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY = b"\x09", b"\x10", b"\x1a", b"\x2a"
 _VALUE, _TAG, _SIMPLE_VALUE = b"\x0a", b"\x0a", b"\x15"
@@ -42,11 +44,13 @@ class EventFile:
 
     def flush(self) -> None:
         """Write all scalars added so far to the file."""
-        self._file.flush()
+        with naming(str(self.path)):
+            self._file.flush()
 
     def close(self) -> None:
         """Flush and close the file; no scalars can be added afterwards."""
-        self._file.close()
+        with naming(str(self.path)):
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +61,8 @@ class EventFile:
     def _write(self, fields: bytes) -> None:
         event = _WALL_TIME + struct.pack("<d", time.time()) + fields
         length = struct.pack("<Q", len(event))
-        self._file.write(length + _checksum(length) + event + _checksum(event))
+        with naming(str(self.path)):
+            self._file.write(length + _checksum(length) + event + _checksum(event))
 
 
 def _sized(content: bytes) -> bytes:

@@ -12,12 +12,13 @@ import pyarrow as pa
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
-from farandole.errors import ConfigError, DataError
+from farandole.errors import ConfigError, DataError, SourceError
 from farandole.spark.store import Store
 from farandole.spark.tensorflow import HorovodEstimator
 from farandole.spark.tf_transformer import TFInputGraph
 from farandole.spark.trainers.keras_model import DumpedModel
 from farandole.spark.trainers.model_fn import loop
+from farandole.spark.trainers.model_fn.intact import choose_intact
 from farandole.spark.trainers.model_fn.job import ModelFnJob
 from farandole.spark.trainers.model_fn.loop import fit
 from farandole.spark.trainers.model_fn.writers import Writers
@@ -238,6 +239,41 @@ def check_checkpoints_in_time_and_an_object_store(rank: int, size: int, folder: 
         assert {"checkpoint", "export/7/saved_model.pb", "export/8/saved_model.pb"} <= names
         files.get("/models/one/eval/", str(folder / "eval"), recursive=True)
         assert [step for step, _ in events(folder / "eval")["loss"]] == [*range(1, 9)]
+
+
+def check_a_run_continues_after_its_newest_intact_checkpoint(rank: int, size: int, folder: Path) -> None:
+    path, model = shard_of(folder, rows_of(27), rank, size), folder / "model"
+    for steps in (2, 3):
+        fit(job_of(model, max_steps=steps), path)
+    want = variables(model) if rank == 0 else {}
+    if rank == 0:
+        damage(model / "model.ckpt-3.data-00000-of-00001")
+    fit(job_of(model, max_steps=3), path)
+    if rank == 0:
+        for name, value in variables(model).items():
+            np.testing.assert_array_equal(want[name], value)
+        (model / "checkpoint").write_text("model_checkpoint_path: {")
+    fit(job_of(model, max_steps=3), path)
+    if rank == 0:
+        assert variables(model)["global_step"] == 3, "it has not begun anew"
+        told: list[str] = []
+        (model / "model.ckpt-3.index").unlink()
+        choose_intact(model, "there", told.append)
+        assert told[0].startswith("there: model.ckpt-3 is damaged (") and told[0].endswith("after model.ckpt-2")
+        assert tf.train.latest_checkpoint(str(model)) == str(model / "model.ckpt-2")
+        damage(model / "model.ckpt-2.data-00000-of-00001")
+        try:
+            choose_intact(model, "there", told.append)
+        except SourceError as error:
+            assert "there is no intact checkpoint: remove the folder to start the run" in str(error)
+        else:
+            raise AssertionError("a run without an intact checkpoint begins anew")
+
+
+def damage(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
 
 
 class Stopping(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # TensorFlow ships no types

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from farandole.data import ShardBatch
-from farandole.errors import ConfigError, DataError
+from farandole.errors import ConfigError, SourceError
 from farandole.spark.store import Store
 from farandole.spark.trainers import run as running
 from farandole.spark.trainers import torch_probe
@@ -268,9 +268,8 @@ def test_a_checkpoint_is_no_pickle() -> None:
     content = Checkpoint(seed=3, epoch=2, state=b"weights", history=[{"loss": 0.5}]).dump()
     got = Checkpoint.load(content)
     assert (got.seed, got.epoch, got.state, got.history) == (3, 2, b"weights", [{"loss": 0.5}])
-    for broken in (content[:-20], b"\x80\x05N."):
-        with pytest.raises(DataError, match="is not of farandole's estimators, or was cut off"):
-            Checkpoint.load(broken)
+    with pytest.raises(SourceError, match="or not a checkpoint of farandole's estimators"):
+        Checkpoint.load(b"\x80\x05N.")
 
 
 def test_outputs_are_those_of_the_last_batch(tmp_path: Path) -> None:

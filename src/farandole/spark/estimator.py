@@ -6,6 +6,7 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -21,10 +22,11 @@ from farandole.spark.folders import Folder
 from farandole.spark.history import EpochLog
 from farandole.spark.params import EstimatorParams
 from farandole.spark.persistence import PARAMETERS, Saved, dumped_parameters, loaded_parameters
+from farandole.spark.run_lock import RunLock
 from farandole.spark.session import active_session
 from farandole.spark.slots import all_slots
 from farandole.spark.task_settings import TaskSettings
-from farandole.spark.trainers.checkpoint import Checkpoint
+from farandole.spark.trainers.checkpoint import Checkpoint, last_checkpoint, restoring
 from farandole.spark.trainers.rows import RowsWanted
 from farandole.spark.trainers.run import RunPlan
 from farandole.spark.trainers.transformation import Transformation
@@ -104,9 +106,9 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         validation = stored.validation(self.getValidation())
         self._check()
         feed = self._feed(stored.schema(self._columns_to_read()), validation if isinstance(validation, str) else None)
-        plan, saved = self._plan_run(replace(feed, validation_col=stored.validation_name(feed)), validation)
-        rows = replace(plan.rows, by_content=stored.by_content)
-        return self._train_rest(replace(plan, rows=rows, files=stored.planned(feed)), saved, spark, None)
+        with self._planned_run(replace(feed, validation_col=stored.validation_name(feed)), validation) as (plan, saved):
+            rows = replace(plan.rows, by_content=stored.by_content)
+            return self._train_rest(replace(plan, rows=rows, files=stored.planned(feed)), saved, spark, None)
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Mapping[Param[Any], Any]]) -> Iterator[tuple[int, M]]:
         """Return an iterator over (index, model) for the maps of parameters, as pyspark.ml does.
@@ -128,8 +130,8 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         self._check()
         validation = self.getValidation()
         feed = self._feed(dataset.schema, validation if isinstance(validation, str) else None)
-        plan, saved = self._plan_run(feed, validation)
-        return self._train_rest(plan, saved, dataset.sparkSession, lambda ranks: feed.frame(dataset, ranks))
+        with self._planned_run(feed, validation) as (plan, saved):
+            return self._train_rest(plan, saved, dataset.sparkSession, lambda ranks: feed.frame(dataset, ranks))
 
     def _fit_without_spark(self, dataset: object) -> M:
         # Imported here: the modules for Parquet load slowly, and other fits do not need them.
@@ -165,7 +167,8 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
                 "%s: no epoch is left after %d, as %s; the model has the stored weights: %s to train",
                 plan.run_id, saved.epoch, how, remedy,
             )  # fmt: skip
-            return self._trained(plan.run_id, saved)
+            with restoring(plan.store, plan.run_id):
+                return self._trained(plan.run_id, saved)
         return self._trained(plan.run_id, self._run(plan, spark, frame))
 
     def _feed(self, schema: StructType, validation: str | None) -> Feed:
@@ -204,15 +207,22 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             fed=feed.columns,
         )
 
-    def _plan_run(self, feed: Feed, validation: float | str | None) -> tuple[RunPlan, Checkpoint | None]:
-        """Return the plan of the run, and the run's checkpoint in the store; None if there is none.
+    @contextmanager
+    def _planned_run(self, feed: Feed, validation: float | str | None) -> Iterator[tuple[RunPlan, Checkpoint | None]]:
+        """Lock the run in the store; yield its plan, and its checkpoint, None if there is none.
 
-        Raises `ConfigError` if the run is of another kind of estimator or has another seed."""
-        store, asked_seed = self.getStore(), self.getRandomSeed()
+        Raises `ConfigError` if another fit of this run is going on, if the run is of another kind of estimator or has
+        another seed, and `SourceError` for damaged checkpoints."""
+        store = self.getStore()
         # The random part separates fits that start in the same second, as in a grid of parameters.
         run_id = self.getRunId() or f"{self._kind}_{int(time.time())}_{secrets.token_hex(3)}"
-        content = None if store is None else store.read(store.get_checkpoint_path(run_id))
-        saved = None if content is None else Checkpoint.load(content)
+        with nullcontext("") if store is None else RunLock(store, store.get_run_path(run_id)) as owner:
+            plan, saved = self._plan_run(feed, validation, run_id)
+            yield replace(plan, owner=owner), saved
+
+    def _plan_run(self, feed: Feed, validation: float | str | None, run_id: str) -> tuple[RunPlan, Checkpoint | None]:
+        store, asked_seed = self.getStore(), self.getRandomSeed()
+        saved = None if store is None else last_checkpoint(store, run_id, log.warning)
         seed = secrets.randbits(31) if asked_seed is None else asked_seed
         if saved is not None:
             if saved.kind not in ("", self._kind):

@@ -25,6 +25,7 @@ with importing(__name__):
 
 
 from farandole.errors import ConfigError
+from farandole.file_errors import naming
 from farandole.masking import hide_cause, mask, secret_values, without_secrets
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,10 @@ class FilesystemStore:
         """Return the file that holds the last finished epoch of a run."""
         return posixpath.join(self.get_run_path(run_id), "checkpoint")
 
+    def get_former_checkpoint_path(self, run_id: str) -> str:
+        """Return the file that holds the epoch before the last finished one, in case the last file is damaged."""
+        return f"{self.get_checkpoint_path(run_id)}.former"
+
     def get_best_path(self, run_id: str) -> str:
         """Return the file of the epoch with the smallest validation loss; it exists only with validation."""
         return posixpath.join(self.get_run_path(run_id), "best")
@@ -126,9 +131,14 @@ class FilesystemStore:
         found: str = self._files().unstrip_protocol(path)
         return found
 
+    @property
+    def root(self) -> str:
+        """The path of the prefix, without the scheme of its URL."""
+        path: str = self._files()._strip_protocol(self.prefix_path)
+        return path
+
     def _below(self, name: str) -> str:
-        root: str = self._files()._strip_protocol(self.prefix_path)
-        return posixpath.join(root, name)
+        return posixpath.join(self.root, name)
 
     @property
     def is_local(self) -> bool:
@@ -158,15 +168,20 @@ class FilesystemStore:
             return None
         return content
 
-    def write(self, path: str, content: bytes) -> None:
-        """Replace the content of a file.
+    def write(self, path: str, content: bytes, *, former: str | None = None) -> None:
+        """Replace the content of a file; keep the old content in the file `former` of the same folder, if it is given.
 
         After a crash it has the old or the new content on local disks, in object stores, and over SFTP. Hadoop's file
-        system removes the old file right before it renames the new one. Others may keep a part of the new one."""
+        system removes the old file right before it renames the new one. Others may keep a part of the new one. With
+        `former` a crash may leave only that file. The file system's errors name `path`."""
+        with naming(path):
+            self._write(path, content, former)
+
+    def _write(self, path: str, content: bytes, former: str | None) -> None:
         files = self._files()
         protocols = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
         if self.is_local:
-            _replace_local(Path(path), content)
+            _replace_local(Path(path), content, former)
         elif protocols & _SHOW_UNFINISHED:
             folder, name = posixpath.split(path)
             unfinished = posixpath.join(folder, _unfinished(name))
@@ -178,12 +193,17 @@ class FilesystemStore:
                         files.rm_file(each["name"])
             try:
                 files.pipe_file(unfinished, content)
+                if former is not None and files.exists(path):
+                    files.mv(path, former)
                 files.mv(unfinished, path)
             except Exception:
                 with suppress(Exception):  # it may not be there, or the connection is lost
                     files.rm_file(unfinished)
                 raise
         else:
+            if former is not None:
+                with suppress(FileNotFoundError):
+                    files.cp_file(path, former)
             # An object store makes an upload visible once it is complete.
             files.pipe_file(path, content)
 
@@ -252,7 +272,7 @@ def _is_left(file: str, name: str, modified: float) -> bool:
     return is_unfinished and time.time() - modified > _ABANDONED
 
 
-def _replace_local(target: Path, content: bytes) -> None:
+def _replace_local(target: Path, content: bytes, former: str | None) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     for each in target.parent.glob(".*"):
         with suppress(FileNotFoundError):  # another writer has removed it
@@ -264,6 +284,8 @@ def _replace_local(target: Path, content: bytes) -> None:
             out.write(content)
             out.flush()
             os.fsync(out.fileno())
+        if former is not None and target.exists():
+            target.replace(former)
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -22,6 +22,7 @@ with importing(__name__):
     from farandole.spark.foreign import refuse_unknown
     from farandole.spark.params import CheckedParams, param
     from farandole.spark.persistence import PARAMETERS, Saved, dumped_parameters, loaded_parameters
+    from farandole.spark.run_lock import RunLock
     from farandole.spark.slots import all_slots
     from farandole.spark.store import FilesystemStore, Store
     from farandole.spark.task_settings import TaskSettings
@@ -77,7 +78,12 @@ def _seconds(value: object) -> float:
 
 
 # Names of a training job's settings -> this estimator's names.
-_OWN_NAMES = {"num_proc": "numProc", "ranks_per_task": "ranksPerTask", "resource_profile": "resourceProfile"}
+_OWN_NAMES = {
+    "num_proc": "numProc",
+    "ranks_per_task": "ranksPerTask",
+    "resource_profile": "resourceProfile",
+    "run_id": "modelDir",
+}
 
 
 class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
@@ -275,14 +281,16 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
         return fits
 
     def _fit(self, dataset: DataFrame) -> TFTransformer:
+        store = Store.create(self.getModelDir())
         try:
-            return self._trained(dataset)
+            with RunLock(store, store.root) as owner:
+                return self._trained(dataset, store, owner)
         except ConfigError as error:
             if error.setting in _OWN_NAMES:
                 raise ConfigError(_OWN_NAMES[error.setting], error.problem) from error
             raise
 
-    def _trained(self, dataset: DataFrame) -> TFTransformer:
+    def _trained(self, dataset: DataFrame, store: FilesystemStore, owner: str) -> TFTransformer:
         features, label = self.getFeatureMapping(), self.getLabelCol()
         feed = plan_feed(dataset.schema, features=list(features), labels=[label], validation=self.getIsValidationCol())
         rows = RowsWanted(
@@ -300,7 +308,8 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
             features=features,
             label_col=label,
             rows=rows,
-            store=Store.create(self.getModelDir()),
+            store=store,
+            owner=owner,
             model_dir=self.getModelDir(),
             max_steps=self.getMaxSteps(),
             save_secs=self.getSaveCheckpointsSecs(),

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from torchmetrics import Metric
 
 from farandole.errors import ConfigError
 from farandole.lightning.ranks import OverRanks
+from farandole.spark.trainers.checkpoint import restoring
 from farandole.spark.trainers.run import Run
 
 __all__ = ["KEPT", "InSteps"]
@@ -86,6 +87,16 @@ class InSteps(OverRanks):
         """Return the checkpoint in memory."""
         assert checkpoint_path == KEPT
         return self.checkpoint
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load the weights; raises `ConfigError` for those of another model."""
+        with restoring(self._run.plan.store, self._run.plan.run_id):
+            super().load_model_state_dict(checkpoint, strict=strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the optimizers; raises `ConfigError` for those of another model."""
+        with restoring(self._run.plan.store, self._run.plan.run_id):
+            super().load_optimizer_state_dict(checkpoint)
 
     @contextmanager
     def _without_effects(self) -> Iterator[None]:

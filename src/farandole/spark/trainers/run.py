@@ -17,8 +17,9 @@ from farandole.errors import ConfigError
 from farandole.spark.child import shard
 from farandole.spark.logs import log_to_driver, send
 from farandole.spark.progress import Progress
+from farandole.spark.run_lock import require_owner
 from farandole.spark.store import FilesystemStore
-from farandole.spark.trainers.checkpoint import Checkpoint
+from farandole.spark.trainers.checkpoint import Checkpoint, last_checkpoint, restoring, write_checkpoint
 from farandole.spark.trainers.gpus import Look, choose_gpu, no_gpus
 from farandole.spark.trainers.report import Curves, Record
 from farandole.spark.trainers.rows import RowsWanted, open_rows
@@ -44,6 +45,7 @@ class RunPlan:
     validation_steps: int | None
     start: Checkpoint  # as the driver has found it; it holds the seed and the number of finished epochs
     verbose: int
+    owner: str = ""  # token of the fit that has locked the run
     use_gpu: bool | None = False  # None: if every rank has a GPU
     files: "ParquetRows | None" = None  # files that the ranks read instead of being fed rows
 
@@ -75,11 +77,12 @@ def train(
     try:
         gpu = choose_gpu(plan.use_gpu, gpus)
         run = _opened(plan, path, gpu)
-        trainer = make(run)
-        if run.checkpoint.state is not None:
-            trainer.restore(run.checkpoint.state)
-        run.trainer = trainer
         try:
+            trainer = make(run)
+            if run.checkpoint.state is not None:
+                with restoring(plan.store, plan.run_id):
+                    trainer.restore(run.checkpoint.state)
+            run.trainer = trainer
             trainer.train(run)
             run.seal()
         finally:
@@ -249,7 +252,7 @@ class Run:
         store, run_id = self.plan.store, self.plan.run_id
         if store is not None:
             content = replace(self.checkpoint, state=self.trainer.state(whole=True)).dump()
-            store.write(store.get_checkpoint_path(run_id), content)
+            self._write(store, content)
             if improved:
                 store.write(store.get_best_path(run_id), content)
 
@@ -257,8 +260,11 @@ class Run:
         """Write the final weights of a stopped run: the callback may have restored those of an earlier epoch."""
         store = self.plan.store
         if self.checkpoint.stopped and self.rank == 0 and store is not None:
-            content = replace(self.checkpoint, state=self.trainer.state(whole=True)).dump()
-            store.write(store.get_checkpoint_path(self.plan.run_id), content)
+            self._write(store, replace(self.checkpoint, state=self.trainer.state(whole=True)).dump())
+
+    def _write(self, store: FilesystemStore, content: bytes) -> None:
+        require_owner(store, store.get_run_path(self.plan.run_id), self.plan.owner)
+        write_checkpoint(store, self.plan.run_id, content)
 
     def close(self) -> None:
         """Close the curves."""
@@ -287,15 +293,15 @@ def sum_over_ranks(values: list[float]) -> list[float]:
 
 
 def _agree_on_start(plan: RunPlan) -> Checkpoint:
-    content = None
+    found = None
     if plan.store is not None and rank() == 0:
-        content = plan.store.read(plan.store.get_checkpoint_path(plan.run_id))
-        finished = Checkpoint.load(content).epoch if content is not None else 0
+        found = last_checkpoint(plan.store, plan.run_id, lambda text: log_to_driver(f"warning: {text}"))
+        finished = 0 if found is None else found.epoch
         if finished < plan.start.epoch:
             raise ConfigError(
                 "store",
                 f"the driver sees {plan.start.epoch} finished epochs of {plan.run_id}, rank 0 on "
                 f"{socket.gethostname()} sees {finished}; use a store that is the same on every host",
             )
-    content = broadcast_object(content, root_rank=0)
-    return plan.start if content is None else Checkpoint.load(content)
+    found = broadcast_object(found, root_rank=0)
+    return plan.start if found is None else found

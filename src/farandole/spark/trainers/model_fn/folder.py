@@ -43,7 +43,7 @@ class ModelFolder:
             self._here.cleanup()
 
     def _fetch(self, store: FilesystemStore, mirror: Mirror) -> None:
-        if not store.exists(f"{self._root}/checkpoint"):
+        if not store.exists(self._root):
             return
         for found in self._files.ls(self._root, detail=False):
             name = found.rpartition("/")[2]

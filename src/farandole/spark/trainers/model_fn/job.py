@@ -35,6 +35,7 @@ class ModelFnJob:
     save_secs: float
     seed: int
     verbose: int
+    owner: str = ""  # token of the fit that has locked the folder
 
 
 @dataclass(frozen=True, kw_only=True)

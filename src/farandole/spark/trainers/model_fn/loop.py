@@ -10,8 +10,10 @@ from farandole.core.public import init, rank, shutdown, size
 from farandole.spark.child import shard
 from farandole.spark.logs import log_to_driver, send
 from farandole.spark.progress import Progress
+from farandole.spark.run_lock import require_owner
 from farandole.spark.trainers.model_fn.choice import choose_program
 from farandole.spark.trainers.model_fn.folder import ModelFolder
+from farandole.spark.trainers.model_fn.intact import choose_intact
 from farandole.spark.trainers.model_fn.job import ModelFnJob, Program
 from farandole.spark.trainers.model_fn.rows import full_batches, table_of, validation_batches
 from farandole.spark.trainers.rows import Rows, open_rows
@@ -36,11 +38,13 @@ def fit(job: ModelFnJob, path: Path) -> FrozenGraph | None:
 
     `path` is the file with this rank's rows. Only rank 0 reads and writes the folder; it broadcasts its checkpoint and
     decides when all ranks save. Raises `ConfigError` for a model function that does not meet its contract, `DataError`
-    for rows that no tensor can hold. A collective."""
+    for rows that no tensor can hold, `SourceError` for a folder without an intact checkpoint. A collective."""
     rows = open_rows(path, job.rows, seed=job.seed, rank=rank(), gather=allgather_object)
     table = table_of(job, rows)
     folder = ModelFolder(job.store) if rank() == 0 else None
     try:
+        if folder is not None:
+            choose_intact(folder.path, job.model_dir, lambda text: log_to_driver(f"warning: {text}"))
         here = None if folder is None else folder.path
         with choose_program(job, table, here) as program:
             _Loop(job, rows, program, folder).run()
@@ -93,6 +97,7 @@ class _Loop:
         """Write a checkpoint and evaluate it. A collective."""
         job, program = self._job, self._program
         if self._folder is not None:
+            require_owner(job.store, job.store.root, job.owner)
             program.save(self._folder.path)
         text = f"step {program.step}: loss {loss:.4f}"
         if self._rows.validate is not None:
