@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import BinaryClassificationEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import Vectors
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
@@ -248,7 +249,7 @@ def test_vectors_booleans_two_labels_and_their_columns(spark: SparkSession) -> N
     predicted = fitted.setOutputCols(["class scores", "value.out"]).transform(data)
     assert [(field.name, field.dataType.simpleString()) for field in predicted.schema.fields[-2:]] == [
         ("class scores", "array<float>"),
-        ("value.out", "float"),
+        ("value.out", "double"),
     ]
     assert predicted.columns[:-2] == data.columns
     assert last_job(spark)["jobId"] == before, "the schema is known without a job"
@@ -259,6 +260,30 @@ def test_vectors_booleans_two_labels_and_their_columns(spark: SparkSession) -> N
             scores, value = trained(vector[None], flag[None])
         np.testing.assert_allclose(row["class scores"], scores[0].numpy(), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(row["value.out"], value.item(), rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_are_what_stages_of_spark_take(spark: SparkSession, tmp_path: Path) -> None:
+    """Of a label of vectors a vector, and of a label of numbers a double; Spark's evaluators take nothing else."""
+    rows = [(Vectors.dense([n % 2, 1 - n % 2]), float(n % 2), [float(n % 2)] * 2) for n in range(8)]
+    data = spark.createDataFrame(rows, ["both", "first", "pair"])
+    model = nn.Linear(2, 2)
+    fitted = estimator(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), loss=F.mse_loss, feature_cols=["both"],
+        label_cols=["both"], num_proc=1, epochs=4,
+    ).fit(data)  # fmt: skip
+    fitted.write().save(str(tmp_path / "model"))
+    loaded = TorchModel.load(str(tmp_path / "model")).setFeatureColumns(["pair"])
+    for each in (fitted.transform(data), loaded.transform(data.drop("both"))):
+        row = each.first()
+        assert row is not None and row["both__output"].toArray().shape == (2,)
+    score = BinaryClassificationEvaluator(rawPredictionCol="both__output", labelCol="first")
+    assert score.evaluate(fitted.transform(data)) in (0.0, 1.0)
+    single = TorchModel(
+        model=nn.Linear(2, 1), feature_columns=["both"], label_columns=["first"], history=None, run_id=None
+    )
+    assert score.setRawPredictionCol("first__output").evaluate(single.transform(data)) in (0.0, 1.0)
+    by_hand = TorchModel(model=nn.Linear(2, 1), feature_columns=["both"], label_columns=["both"])
+    assert by_hand.transform(data).schema["both__output"].dataType.simpleString() == "vector"
 
 
 LOAD_AND_TRANSFORM = """

@@ -83,7 +83,7 @@ def test_fit_transform_save_load_and_resume(spark: SparkSession, tmp_path: Path)
     loaded = KerasModel.load(str(tmp_path / "fitted")).setOutputCols(["guess"])
     assert (loaded.getRunId(), loaded.history) == ("kept", resumed.history)
     guesses = loaded.transform(data).orderBy("id")
-    assert guesses.schema["guess"].dataType.simpleString() == "float"
+    assert guesses.schema["guess"].dataType.simpleString() == "double"
     want = resumed.getModel().predict_on_batch(x.astype("float32"))
     np.testing.assert_allclose([row["guess"] for row in guesses.collect()], want[:, 0], rtol=1e-5)
 

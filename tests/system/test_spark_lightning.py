@@ -97,7 +97,7 @@ def test_a_fitted_model_predicts_and_is_saved(
     assert fitted.getHistory()["val_loss"] == fitted.history[-1]["val_loss"]
     before = last_job(spark)["jobId"]
     predicted = fitted.transform(rows)
-    assert predicted.schema["y__output"].dataType.simpleString() == "float"
+    assert predicted.schema["y__output"].dataType.simpleString() == "double"
     assert last_job(spark)["jobId"] == before, "the schema is known without a job"
     again = estimator(store, "straight", net())
     again.write().overwrite().save(str(tmp_path / "estimator"))

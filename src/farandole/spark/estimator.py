@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from pyspark.ml import Estimator, Model
+from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -31,13 +31,14 @@ from farandole.spark.trainers.rows import RowsWanted
 from farandole.spark.trainers.run import RunPlan
 from farandole.spark.trainers.transformation import Transformation
 from farandole.spark.training_job import run_training_job
+from farandole.spark.transformer import DataFrameModel
 
 if TYPE_CHECKING:
     from farandole.spark.parquet_feed import StoredRows
 
 log = logging.getLogger(__name__)
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=DataFrameModel)
 
 _NO_TASKS = "is for tasks of Spark; the ranks of a fit without Spark are processes of this machine: leave it out"
 
@@ -108,7 +109,8 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         feed = self._feed(stored.schema(self._columns_to_read()), validation if isinstance(validation, str) else None)
         with self._planned_run(replace(feed, validation_col=stored.validation_name(feed)), validation) as (plan, saved):
             rows = replace(plan.rows, by_content=stored.by_content)
-            return self._train_rest(replace(plan, rows=rows, files=stored.planned(feed)), saved, spark, None)
+            planned = replace(plan, rows=rows, files=stored.planned(feed))
+            return self._train_rest(planned, saved, spark, None)._trained_on(feed.schema)
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Mapping[Param[Any], Any]]) -> Iterator[tuple[int, M]]:
         """Return an iterator over (index, model) for the maps of parameters, as pyspark.ml does.
@@ -131,7 +133,8 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         validation = self.getValidation()
         feed = self._feed(dataset.schema, validation if isinstance(validation, str) else None)
         with self._planned_run(feed, validation) as (plan, saved):
-            return self._train_rest(plan, saved, dataset.sparkSession, lambda ranks: feed.frame(dataset, ranks))
+            model = self._train_rest(plan, saved, dataset.sparkSession, lambda ranks: feed.frame(dataset, ranks))
+            return model._trained_on(feed.schema)
 
     def _fit_without_spark(self, dataset: object) -> M:
         # Imported here: the modules for Parquet load slowly, and other fits do not need them.

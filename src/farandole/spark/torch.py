@@ -320,8 +320,8 @@ class TorchModel(DataFrameModel):
         label_columns: Sequence[str],
         outputs: Sequence[tuple[str, Sequence[int]]] | None = None,
         input_shapes: Sequence[Sequence[int]] | None = None,
-        history: Sequence[Mapping[str, float]] = (),
-        run_id: str = "",
+        history: Sequence[Mapping[str, float]] | None = None,
+        run_id: str | None = None,
     ) -> None:
         super().__init__(feature_columns=feature_columns, label_columns=label_columns, history=history, run_id=run_id)
         self._model = _model(model)

@@ -6,10 +6,13 @@ from typing import Any, Self
 
 import pandas as pd
 from pyspark.ml import Model
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.linalg import VectorUDT
 from pyspark.ml.param import Param, Params
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.sql.types import StructType
 
 from farandole.errors import DataError
 from farandole.spark.checks import names_of_columns
@@ -23,7 +26,10 @@ _PREDICTED = "__farandole_predicted"
 
 
 class DataFrameModel(Model, Saved):
-    """The result of an estimator's `fit`; `transform` keeps all columns and adds `<label>__output` for each label."""
+    """The result of an estimator's `fit`; `transform` keeps all columns and adds `<label>__output` for each label.
+
+    An output with one number per row is a column of numbers, others are arrays. If the label column of `fit` held
+    vectors of pyspark.ml, the output is a vector."""
 
     feature_columns = Param(
         Params._dummy(), "feature_columns", "columns that the model takes", names_of_columns("feature_columns")
@@ -40,11 +46,12 @@ class DataFrameModel(Model, Saved):
         *,
         feature_columns: Sequence[str],
         label_columns: Sequence[str],
-        history: Sequence[Mapping[str, float]],
-        run_id: str,
+        history: Sequence[Mapping[str, float]] | None,
+        run_id: str | None,
     ) -> None:
         super().__init__()
-        self._history, self._run_id = [dict(record) for record in history], run_id
+        self._history, self._run_id = [dict(record) for record in history or ()], run_id or ""
+        self._vector_labels: list[str] | None = None  # label columns that held vectors; None: not known
         self._set(feature_columns=feature_columns, label_columns=label_columns)
         self._setDefault(output_cols=[f"{label}__output" for label in label_columns])
 
@@ -72,12 +79,25 @@ class DataFrameModel(Model, Saved):
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
         columns = {"feature_columns": self.getFeatureColumns(), "label_columns": self.getLabelColumns()}
         facts = {**columns, "history": self._history, "run_id": self._run_id, **self._facts()}
+        facts["vector_labels"] = self._vector_labels
         name, content = self._dumped()
         return facts, {name: content}
 
     @classmethod
     def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
-        return cls(model=cls._loaded(folder), **facts)  # type: ignore[call-arg]
+        arguments = {name: value for name, value in facts.items() if name != "vector_labels"}
+        made = cls(model=cls._loaded(folder), **arguments)  # type: ignore[call-arg]
+        made._vector_labels = facts.get("vector_labels")
+        return made
+
+    def _trained_on(self, schema: StructType) -> Self:
+        """Note which label columns of `schema` hold vectors: their outputs are vectors as well. Returns itself."""
+        self._vector_labels = self._vectors_of(schema)
+        return self
+
+    def _vectors_of(self, schema: StructType) -> list[str]:
+        labels = self.getLabelColumns()
+        return [each.name for each in schema if each.name in labels and isinstance(each.dataType, VectorUDT)]
 
     def setFeatureColumns(self, value: Sequence[str]) -> Self:
         return self._set(feature_columns=value)
@@ -119,7 +139,13 @@ class DataFrameModel(Model, Saved):
         # Names of a struct's fields; they allow fewer characters than names of columns.
         fields = [f"o{index}" for index in range(len(names))]
         predictor, types = self._predictor(fields, dataset)
-        return add_columns(dataset, features, fields, names, types, predictor)
+        vectors = self._vectors_of(dataset.schema) if self._vector_labels is None else self._vector_labels
+        # Spark's evaluators take double and vectors only.
+        wanted = [
+            "vector" if label in vectors else "double" if kind == "float" else kind
+            for label, kind in zip(self.getLabelColumns(), types, strict=True)
+        ]
+        return add_columns(dataset, features, fields, names, types, predictor, wanted)
 
     def _transform_without_spark(self, dataset: object) -> pd.DataFrame:
         # Imported here: the modules for Parquet load slowly, and rows of Spark do not need them.
@@ -144,8 +170,11 @@ def add_columns(
     names: Sequence[str],
     types: Sequence[str],
     predictor: Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]],
+    wanted: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Return the DataFrame with the predictor's `fields` as further columns `names` of the Spark types `types`."""
+    """Return the DataFrame with the predictor's `fields`, of the Spark types `types`, as further columns `names`.
+
+    They are converted to the types `wanted`, by default left as they are; "vector" is that of pyspark.ml."""
     use_own_interpreter(dataset.sparkSession)
     schema = ", ".join(f"{field} {kind}" for field, kind in zip(fields, types, strict=True))
 
@@ -154,8 +183,18 @@ def add_columns(
 
     udf = pandas_udf(predict, schema)  # type: ignore[call-overload]
     predicted = dataset.withColumn(_PREDICTED, udf(*[as_numbers(dataset.schema, name) for name in features]))
-    outputs = [F.col(_PREDICTED).getField(field).alias(name) for field, name in zip(fields, names, strict=True)]
+    outputs = [
+        _converted(F.col(_PREDICTED).getField(field), kind, to).alias(name)
+        for field, name, kind, to in zip(fields, names, types, wanted or types, strict=True)
+    ]
     return predicted.select("*", *outputs).drop(_PREDICTED)
+
+
+def _converted(column: Column, kind: str, wanted: str) -> Column:
+    if wanted != "vector":
+        return column if wanted == kind else column.cast(wanted)
+    numbers = column if kind.startswith("array") else F.array(column)
+    return array_to_vector(numbers.cast("array<double>"))
 
 
 def first_row(dataset: Any, features: Sequence[str]) -> tuple[pd.Series, ...]:
