@@ -168,3 +168,29 @@ def test_ranks_run_again_and_no_rows_stay(tmp_path: Path, monkeypatch: pytest.Mo
     fitted = mine.fit(pa.Table.from_pandas(rows()), {mine.epochs: 3})
     assert died.exists() and [record["epoch"] for record in fitted.history] == [1, 2, 3]
     assert list(scratch.iterdir()) == []
+
+
+class Here:
+    """A backend whose only rank is this process; `size` is what it says."""
+
+    def __init__(self, size: int = 1, given: Any = None) -> None:
+        self.size, self.given = size, given
+
+    def num_processes(self) -> int:
+        return self.size
+
+    def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> Any:
+        assert kwargs is None and isinstance(env, dict)
+        values = [fn(*args)] * self.size
+        return values if self.given is None else self.given
+
+
+def test_a_backend_of_the_users_own_runs_the_ranks() -> None:
+    fitted = estimator(num_proc=None, backend=Here()).fit(rows())
+    assert weights(fitted) == weights(estimator(num_proc=1).fit(rows()))
+    with pytest.raises(ConfigError, match=r"^backend: its processes are ranks of a job of 1, and num_processes"):
+        estimator(num_proc=None, backend=Here(2)).fit(rows())
+    with pytest.raises(ConfigError, match=r"^backend: Here.run must return the function's 1 values by rank"):
+        estimator(num_proc=None, backend=Here(given="all is well")).fit(rows())
+    with pytest.raises(ConfigError, match="those of a backend of your own are its processes"):
+        estimator(num_proc=None, backend=Here(), ranks_per_task=2).fit(rows())

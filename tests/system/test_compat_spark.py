@@ -132,5 +132,5 @@ def test_estimators_and_stores(spark: SparkSession) -> None:
     assert isinstance(Store.create("/tmp"), LocalStore)
     backend = SparkBackend(num_proc=2)
     assert TorchEstimator(backend=backend).getBackend() is backend
-    with pytest.raises(ConfigError, match="must be a SparkBackend"):
+    with pytest.raises(ConfigError, match="must be a SparkBackend, or an object with the methods run and"):
         TorchEstimator(backend=object())

@@ -22,7 +22,9 @@ from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuil
 from pyspark.sql import SparkSession
 from torch import Tensor, nn
 
+import farandole
 from farandole.errors import ConfigError, DataError
+from farandole.spark.backend import Backend
 from farandole.spark.store import Store
 from farandole.spark.torch import TorchEstimator, TorchModel
 from helpers.estimator_rows import plain_step
@@ -289,3 +291,33 @@ def test_gpus_that_are_asked_for_and_missing_end_the_fit_on_the_ranks(spark: Spa
     with pytest.raises(ConfigError, match=r"^use_gpu: is True, but rank 0, local rank 0 on \S+ has no GPU of its own"):
         estimator.fit(frame)
     assert list(tmp_path.iterdir()) == []  # no rank has used the model
+
+
+class OfThisMachine(Backend):
+    """A user's backend, which starts ranks without Spark."""
+
+    def num_processes(self) -> int:
+        return 2
+
+    def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> list[Any]:
+        return farandole.run(fn, args, kwargs, num_proc=2, env=env)
+
+
+def test_the_ranks_of_a_users_own_backend_get_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [(Vectors.dense([n % 5, 1.0]), (n % 5) / 2 + 0.25) for n in range(24)]
+    data = spark.createDataFrame(rows, ["x.y", "y"])
+    store = Store.create(str(tmp_path))
+
+    def fit(**changes: Any) -> list[Any]:
+        torch.manual_seed(3)
+        model = line()
+        fitted = TorchEstimator(
+            model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.02), loss=nn.functional.mse_loss,
+            feature_cols=["x.y"], label_cols=["y"], batch_size=4, random_seed=1, verbose=0, **changes,
+        ).fit(data)  # fmt: skip
+        return [each.tolist() for each in fitted.getModel().parameters()]
+
+    assert fit(backend=OfThisMachine(), store=store) == fit(num_proc=2)
+    assert [each.name for each in tmp_path.iterdir()] == ["runs"], "the rows are removed"
+    with pytest.raises(ConfigError, match="store: is not set; the ranks of a backend of your own read"):
+        fit(backend=OfThisMachine())

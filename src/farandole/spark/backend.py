@@ -23,7 +23,10 @@ def default_num_proc() -> int:
 
 
 class Backend:
-    """Base of a user's backend, which runs a function on all ranks."""
+    """Base of a user's backend, which runs a function on all ranks; any object with these methods will do.
+
+    The function calls `init()`, so its processes must be ranks of one job with `num_processes()` ranks, such as those
+    of `farandole.run`."""
 
     def run(
         self,
@@ -68,6 +71,11 @@ class SparkBackend(Backend):
     def num_processes(self) -> int:
         """Return the number of ranks."""
         return self._num_proc
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether `run` is this class's, and not a subclass's."""
+        return type(self).run is SparkBackend.run
 
     def tasks(self) -> TaskSettings:
         """Return the settings of an estimator's tasks."""

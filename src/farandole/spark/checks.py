@@ -1,13 +1,13 @@
 """Checks of estimators' parameters. Each returns the value in its final type, or raises `ConfigError`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from pyspark.resource import ResourceProfile
 
 from farandole.errors import ConfigError
-from farandole.spark.backend import SparkBackend
+from farandole.spark.backend import Backend
 from farandole.spark.data_module import DataModule
 from farandole.spark.store import FilesystemStore
 
@@ -156,14 +156,13 @@ def shapes(name: str, of: str) -> Callable[[object], list[tuple[int, ...]]]:
     return check
 
 
-def backend(value: object) -> SparkBackend:
-    """Check a backend."""
-    if not isinstance(value, SparkBackend):
-        kind = type(value).__name__
+def backend(value: object) -> Backend:
+    """Check a backend: an object with the methods of `Backend`."""
+    if isinstance(value, type) or not all(callable(getattr(value, each, None)) for each in ("run", "num_processes")):
         raise ConfigError(
-            "backend", f"must be a SparkBackend, as the ranks are tasks that the DataFrame's session feeds, got {kind}"
+            "backend", f"must be a SparkBackend, or an object with the methods run and num_processes, got {value!r}"
         )
-    return value
+    return cast(Backend, value)
 
 
 def profile(name: str) -> Callable[[object], ResourceProfile]:

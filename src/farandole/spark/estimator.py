@@ -17,8 +17,9 @@ from pyspark.sql.types import StructType
 
 from farandole.errors import ConfigError
 from farandole.launch.cores import available_cores
-from farandole.spark.feed import Feed, plan_feed, plan_transformed_feed
-from farandole.spark.folders import Folder
+from farandole.spark.backend import Backend, SparkBackend
+from farandole.spark.feed import Feed, plan_feed, plan_transformed_feed, quoted
+from farandole.spark.folders import Folder, overwrite
 from farandole.spark.history import EpochLog
 from farandole.spark.params import EstimatorParams
 from farandole.spark.persistence import PARAMETERS, Saved, dumped_parameters, loaded_parameters
@@ -30,7 +31,7 @@ from farandole.spark.trainers.checkpoint import Checkpoint, last_checkpoint, res
 from farandole.spark.trainers.rows import RowsWanted
 from farandole.spark.trainers.run import RunPlan
 from farandole.spark.trainers.transformation import Transformation
-from farandole.spark.training_job import run_training_job
+from farandole.spark.training_job import run_on_backend, run_training_job
 from farandole.spark.transformer import DataFrameModel
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=DataFrameModel)
 
-_NO_TASKS = "is for tasks of Spark; the ranks of a fit without Spark are processes of this machine: leave it out"
+_NO_TASKS = (
+    "is for tasks of Spark; the ranks of a fit without Spark are processes of this machine, and those of a backend of "
+    "your own are its processes: leave it out"
+)
 
 
 class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
@@ -68,8 +72,16 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         """Return the environment variables of the ranks."""
         # Frameworks use the GPUs that they see, so ranks on the CPU must see none.
         hidden = {} if self._wanted_gpu() is not False else {"CUDA_VISIBLE_DEVICES": ""}
-        backend = self.getBackend()
+        backend = self._spark_backend()
         return hidden if backend is None else {**hidden, **backend.tasks().env}
+
+    def _spark_backend(self) -> SparkBackend | None:
+        backend = self.getBackend()
+        return backend if isinstance(backend, SparkBackend) and backend.is_plain else None
+
+    def _own_backend(self) -> Backend | None:
+        """Return the backend if it runs the ranks by itself."""
+        return None if self._spark_backend() is not None else self.getBackend()
 
     def _wanted_gpu(self) -> bool | None:
         """Return whether the ranks compute on GPUs; None: they do if every rank has one."""
@@ -132,9 +144,27 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         self._check()
         validation = self.getValidation()
         feed = self._feed(dataset.schema, validation if isinstance(validation, str) else None)
+        if self._own_backend() is not None:
+            return self._fit_written(dataset)
         with self._planned_run(feed, validation) as (plan, saved):
             model = self._train_rest(plan, saved, dataset.sparkSession, lambda ranks: feed.frame(dataset, ranks))
             return model._trained_on(feed.schema)
+
+    def _fit_written(self, dataset: DataFrame) -> M:
+        """Fit on the ranks of a user's backend, for which Spark writes the rows to the store."""
+        from farandole.spark.parquet_feed import StoredRows  # see above
+
+        store, validation = self.getStore(), self.getValidation()
+        if store is None:
+            raise ConfigError("store", "is not set; the ranks of a backend of your own read the rows from it")
+        needed = dict.fromkeys([*self._columns_to_read(), *([validation] if isinstance(validation, str) else ())])
+        url = store.url(f"{store.get_train_data_path()}.{secrets.token_hex(8)}")
+        spark = dataset.sparkSession
+        try:
+            dataset.select(*[quoted(name) for name in needed if name in dataset.columns]).write.parquet(url)
+            return self._fit_files(StoredRows(url, None, store.storage_options, by_content=True), spark)
+        finally:
+            overwrite(spark, url)
 
     def _fit_without_spark(self, dataset: object) -> M:
         # Imported here: the modules for Parquet load slowly, and other fits do not need them.
@@ -262,7 +292,8 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         """Return the settings of the Spark tasks from the parameters and the backend.
 
         Raises `ConfigError` for a setting that both contain and, without Spark, for a setting that needs its tasks."""
-        backend, profile, ranks = self.getBackend(), self.getResourceProfile(), self.getRanksPerTask()
+        backend, profile, ranks = self._spark_backend(), self.getResourceProfile(), self.getRanksPerTask()
+        spark = spark and self._own_backend() is None
         given = TaskSettings() if backend is None else backend.tasks()
         twice = {
             "resource_profile": profile is not None and given.profile is not None,
@@ -293,19 +324,23 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
     def _run(self, plan: RunPlan, spark: SparkSession | None, frame: Callable[[int], DataFrame] | None) -> Checkpoint:
         tasks = self._tasks(spark=spark is not None)
         ranks = self._ranks(spark, tasks)
+        backend, task, env = self._own_backend(), self._task(plan), self._environment()
         with EpochLog(self.getLoggers()) as epochs:
-            trained = run_training_job(
-                spark,
-                self._task(plan),
-                dataframe=None if frame is None else frame(ranks),
-                name=f"{type(self).__name__} {plan.run_id}",
-                num_proc=ranks,
-                verbose=plan.verbose,
-                env=self._environment(),
-                max_attempts=self.getMaxAttempts(),
-                tasks=tasks,
-                on_epoch=epochs.add,
-            )
+            if backend is not None:
+                trained = run_on_backend(backend, task, env)
+            else:
+                trained = run_training_job(
+                    spark,
+                    task,
+                    dataframe=None if frame is None else frame(ranks),
+                    name=f"{type(self).__name__} {plan.run_id}",
+                    num_proc=ranks,
+                    verbose=plan.verbose,
+                    env=env,
+                    max_attempts=self.getMaxAttempts(),
+                    tasks=tasks,
+                    on_epoch=epochs.add,
+                )
             checkpoint = Checkpoint.load(trained)
             for record in checkpoint.history[plan.start.epoch :]:
                 epochs.add(record)  # an epoch whose message was dropped; `add` ignores the others

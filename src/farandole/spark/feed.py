@@ -53,7 +53,7 @@ class Feed:
         return rows.select(*columns, *extra).repartition(num_proc, HASH)
 
     def _fed(self, name: str) -> Column:
-        return _quoted(name) if name in self.as_they_are else as_numbers(self.schema, name)
+        return quoted(name) if name in self.as_they_are else as_numbers(self.schema, name)
 
 
 def plan_feed(
@@ -137,17 +137,17 @@ def as_numbers(schema: StructType, name: str) -> Column:
     """Return the column as numbers or arrays of numbers: vectors become arrays of double, booleans 0 and 1."""
     kind = _type_of(schema, name)
     if isinstance(kind, VectorUDT):
-        return vector_to_array(_quoted(name))
+        return vector_to_array(quoted(name))
     if isinstance(kind, BooleanType):
-        return _quoted(name).cast("tinyint")
+        return quoted(name).cast("tinyint")
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, BooleanType):
-        return _quoted(name).cast("array<tinyint>")
-    return _quoted(name)
+        return quoted(name).cast("array<tinyint>")
+    return quoted(name)
 
 
 def _hashable(schema: StructType, name: str) -> Column:
     """Return the column in a form that Spark can hash: as JSON text if it holds maps."""
-    return F.to_json(F.struct(_quoted(name))) if _holds_maps(_type_of(schema, name)) else as_numbers(schema, name)
+    return F.to_json(F.struct(quoted(name))) if _holds_maps(_type_of(schema, name)) else as_numbers(schema, name)
 
 
 def _holds_maps(kind: DataType) -> bool:
@@ -167,6 +167,6 @@ def _type_of(schema: StructType, name: str) -> DataType:
     raise DataError(name, f"is not in the DataFrame, which has {', '.join(schema.fieldNames())}{hint}")
 
 
-def _quoted(name: str) -> Column:
-    # Without the quotes Spark reads a dot as the field of a struct.
+def quoted(name: str) -> Column:
+    """Return the column of this name. Without quotes Spark reads a dot as the field of a struct."""
     return F.col("`" + name.replace("`", "``") + "`")

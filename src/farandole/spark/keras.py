@@ -16,7 +16,7 @@ with importing(__name__):
     from pyspark.sql import DataFrame
 
     from farandole.spark import checks
-    from farandole.spark.backend import SparkBackend
+    from farandole.spark.backend import Backend
     from farandole.spark.estimator import DataFrameEstimator
     from farandole.spark.folders import Folder
     from farandole.spark.history import NO_SCORES, EpochLogger
@@ -132,7 +132,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         *,
         num_proc: int | None = None,
         model: Any | None = None,
-        backend: SparkBackend | None = None,
+        backend: Backend | None = None,
         store: FilesystemStore | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         optimizer: Any | None = None,

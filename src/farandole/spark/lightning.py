@@ -18,7 +18,7 @@ with importing(__name__):
     from pyspark.resource import ResourceProfile
 
     from farandole.lightning.packages import PACKAGES, package_of
-    from farandole.spark.backend import SparkBackend
+    from farandole.spark.backend import Backend
     from farandole.spark.history import NO_SCORES
     from farandole.spark.lightning_params import LightningParams, check_package, check_trainer_args
     from farandole.spark.params import check_together
@@ -58,7 +58,7 @@ class LightningEstimator(LightningParams, TorchEstimator):
         *,
         num_proc: int | None = None,
         model: torch.nn.Module | None = None,
-        backend: SparkBackend | None = None,
+        backend: Backend | None = None,
         store: FilesystemStore | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         loss: Loss | Sequence[Loss] | None = None,

@@ -8,7 +8,7 @@ from pyspark.resource import ResourceProfile
 
 from farandole.errors import ConfigError
 from farandole.spark import checks
-from farandole.spark.backend import SparkBackend
+from farandole.spark.backend import Backend
 from farandole.spark.data_module import PetastormDataModule
 from farandole.spark.foreign import ForeignParams
 from farandole.spark.history import EpochLogger
@@ -50,7 +50,9 @@ class EstimatorParams(ForeignParams, CheckedParams):
         "number of ranks; default: one per slot of Spark, or per core without Spark",
         checks.at_least("num_proc", 1),
     )
-    backend = param("backend", "SparkBackend with the number of ranks, in place of num_proc", checks.backend)
+    backend = param(
+        "backend", "SparkBackend, or an object that runs a function on its ranks; in place of num_proc", checks.backend
+    )
     feature_cols = param(
         "feature_cols", "columns that the model takes, one per input", checks.names_of_columns("feature_cols")
     )
@@ -200,10 +202,10 @@ class EstimatorParams(ForeignParams, CheckedParams):
     def getEpochs(self) -> int:
         return self._required(self.epochs)
 
-    def setBackend(self, value: SparkBackend | None) -> Self:
+    def setBackend(self, value: Backend | None) -> Self:
         return self._set(backend=value)
 
-    def getBackend(self) -> SparkBackend | None:
+    def getBackend(self) -> Backend | None:
         return self._value(self.backend)
 
     def setSampleWeightCol(self, value: str | None) -> Self:

@@ -18,7 +18,7 @@ with importing(__name__):
     from pyspark.sql import DataFrame
 
     from farandole.spark import checks
-    from farandole.spark.backend import SparkBackend
+    from farandole.spark.backend import Backend
     from farandole.spark.estimator import DataFrameEstimator
     from farandole.spark.folders import Folder
     from farandole.spark.history import NO_SCORES, EpochLogger
@@ -130,7 +130,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
         *,
         num_proc: int | None = None,
         model: torch.nn.Module | None = None,
-        backend: SparkBackend | None = None,
+        backend: Backend | None = None,
         store: FilesystemStore | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         loss: Loss | Sequence[Loss] | None = None,

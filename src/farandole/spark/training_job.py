@@ -1,19 +1,22 @@
 """Job in which an estimator's ranks train: a Spark job, or processes of this machine without Spark."""
 
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TypeAlias, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
+from farandole.core.public import init, shutdown, size
 from farandole.errors import ConfigError, DataError, RankFailed, SourceError
+from farandole.spark.backend import Backend
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.display import Display
 from farandole.spark.driver_log import OnMessage, show_on_console
 from farandole.spark.local_job import run_local_ranks
 from farandole.spark.task_settings import TaskSettings
 
-__all__ = ["run_training_job"]
+__all__ = ["run_on_backend", "run_training_job"]
 
 T = TypeVar("T")
 OnEpoch: TypeAlias = Callable[[dict[str, float]], object]
@@ -77,6 +80,27 @@ def run_training_job(
         if isinstance(failure.__cause__, (DataError, SourceError, ConfigError)):
             raise failure.__cause__ from None
         raise
+
+
+def run_on_backend(backend: Backend, task: Callable[[], bytes | None], env: Mapping[str, str]) -> bytes:
+    """Run `task` on the ranks of a user's backend; return rank 0's value.
+
+    Blocks until `backend.run` returns, and raises its errors. Raises `ConfigError` if the processes are not the ranks
+    of one job, or if `run` does not return their values."""
+    ranks = backend.num_processes()
+    values = backend.run(functools.partial(_as_rank, task, ranks), args=(), env=env)
+    if not isinstance(values, (list, tuple)) or len(values) != ranks or not isinstance(values[0], bytes):
+        raise ConfigError("backend", f"{type(backend).__name__}.run must return the function's {ranks} values by rank")
+    return values[0]
+
+
+def _as_rank(task: Callable[[], T], ranks: int) -> T:
+    init()
+    if size() != ranks:
+        joined = f"its processes are ranks of a job of {size()}, and num_processes() is {ranks}"
+        shutdown()
+        raise ConfigError("backend", f"{joined}; start them as one job, with farandole.run for example")
+    return task()
 
 
 def _value(value: T | None) -> T:
