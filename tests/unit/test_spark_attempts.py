@@ -38,16 +38,45 @@ def test_an_attempt_beyond_the_limit_is_refused() -> None:
     assert attempts.earlier == []
 
 
-@pytest.mark.parametrize("progress", [False, True])
-def test_the_same_exception_twice_ends_the_run_unless_there_was_progress(progress: bool) -> None:
+def test_an_exception_ends_the_run_unless_the_attempt_got_further_than_those_before() -> None:
+    attempts = Attempts(9, dealings=4)
+    tell = attempts.watching(None)
+    attempts.begin(1, None)
+    assert not attempts.go_on(raised("no such loss"))
+    for epoch in (1, 2):
+        tell(0, {"kind": "epoch", "epoch": epoch})
+    assert attempts.go_on(raised("no such loss"))
+    attempts.begin(2, raised("no such loss"))
+    for epoch in (1, 2):  # a fit without a store begins anew
+        tell(0, {"kind": "epoch", "epoch": epoch})
+    assert not attempts.go_on(raised("no such loss"))
+    tell(0, {"kind": "epoch", "step": 300})
+    assert attempts.go_on(raised("no such loss"))
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        raised("was reset", ConnectionResetError()),
+        raised("was late", TimeoutError()),
+        Failure(rank=1, reason="was killed by SIGABRT", code=134),
+        Failure(rank=1, reason="rank 0 is lost", code=1, consequence=True),
+    ],
+)
+def test_what_may_pass_is_tried_up_to_the_limit(failure: Failure) -> None:
+    attempts = Attempts(2, dealings=4)
+    attempts.begin(1, None)
+    assert attempts.go_on(failure)
+    attempts.begin(2, failure)
+    assert not attempts.go_on(failure)
+
+
+def test_a_kill_that_is_known_later_explains_an_exception() -> None:
     attempts = Attempts(4, dealings=4)
     attempts.begin(1, None)
-    assert attempts.go_on(raised("no such loss"))
-    assert attempts.go_on(raised("of another rank"))
-    attempts.begin(2, raised("no such loss"))
-    if progress:
-        attempts.progress()
-    assert attempts.go_on(raised("no such loss")) is progress
+    assert not attempts.go_on(raised("the other side has closed the connection"))
+    assert attempts.go_on(KILLED)
+    assert attempts.run(jobs(attempts, (1, FAILED), (1, None))) == "done"
 
 
 def test_rows_that_cannot_be_used_end_the_run() -> None:

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_SIGNALLED = 128  # codes above are those of processes that a signal has ended
+
 
 class Attempts:
     """Counter of a run's attempts, at most `most`, over all of its Spark jobs.
@@ -29,7 +31,8 @@ class Attempts:
         self._before = 0  # attempts of the Spark jobs that have ended
         self._number = 0  # of the newest attempt, from 1
         self._failures: dict[int, str] = {}  # by attempt
-        self._reasons: dict[int, set[str]] = {}  # of each attempt's exceptions, since the last progress
+        self._farthest = -1.0  # the last epoch or step that any attempt has reported
+        self._advanced = False  # the newest attempt has got further than those before it
         self._final = False
 
     @property
@@ -49,7 +52,8 @@ class Attempts:
         if number > self.most:
             self._final, self.refused = True, failed
             return False
-        self._number = max(number, self._number)
+        if number > self._number:
+            self._number, self._advanced = number, False
         if failed is not None:
             self._failures[number - 1] = f"rank {failed.rank} failed: {failed.reason}"
         if stage_attempt > 1:
@@ -57,32 +61,34 @@ class Attempts:
         return True
 
     def watching(self, on_message: OnMessage | None) -> OnMessage:
-        """Return a handler of messages that counts finished epochs as progress, and calls `on_message`."""
+        """Return a handler of messages that notes the finished epochs, and calls `on_message`."""
 
         def handle(rank: int, message: dict[str, object]) -> None:
             if message["kind"] == "epoch":
-                self.progress()
+                place = message.get("epoch", message.get("step"))
+                assert isinstance(place, (int, float)), message
+                self.progress(place)
             if on_message is not None:
                 on_message(rank, message)
 
         return handle
 
-    def progress(self) -> None:
-        """Record that the ranks have got further than in any earlier attempt."""
-        self._reasons.clear()
+    def progress(self, place: float) -> None:
+        """Note that the newest attempt has finished the epoch, or the step, with the number `place`."""
+        if place > self._farthest:
+            self._farthest, self._advanced = place, True
 
     def go_on(self, failure: Failure) -> bool:
-        """Return whether Spark may repeat the stage after `failure` of the newest attempt.
+        """Return whether Spark may repeat the stage after `failure`, which has ended the newest attempt.
 
-        A `ConfigError` or `DataError` ends the run, and so does the same exception in two successive attempts without
-        progress between them. After lost rows Spark must not repeat the stage: they need another Spark job."""
+        It may after a lost rank and after an error of the network. An exception or an exit of the user's code comes
+        again: it ends the run unless this attempt has got further than those before it. A `ConfigError` or `DataError`
+        always does. After lost rows Spark must not repeat the stage: they need another Spark job."""
         if isinstance(failure.cause, RowsLost):
             return False
-        again = failure.reason in self._reasons.get(self._number - 1, ())
-        if not failure.killed:  # the cause of a kill, such as a lack of memory, may not recur
-            self._reasons.setdefault(self._number, set()).add(failure.reason)
-        if again or isinstance(failure.cause, (ConfigError, DataError)):
-            self._final = True
+        is_lost = failure.killed or failure.consequence or failure.code > _SIGNALLED
+        may_pass = is_lost or isinstance(failure.cause, (ConnectionError, TimeoutError))
+        self._final = isinstance(failure.cause, (ConfigError, DataError)) or not (may_pass or self._advanced)
         return not self._over
 
     def run(self, job: Callable[[], T]) -> T:

@@ -233,7 +233,9 @@ def _limit(application: Application, driver_log: DriverLog, attempts: Attempts, 
         give_up = time.monotonic() + NOTICED.total_seconds()
         while time.monotonic() < give_up and not application.has_failed(stage, number):
             time.sleep(0.02)
-        cancel()
+        # Meanwhile another rank may be known to be killed; a framework reports its loss by an error of its own.
+        if not attempts.go_on(driver_log.failure_of(number) or failure):
+            cancel()
 
     driver_log.on_attempt, driver_log.on_failure = on_attempt, on_failure
 

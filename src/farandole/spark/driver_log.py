@@ -128,7 +128,7 @@ class DriverLog:
             gone = [rank for number, rank in self._vanished if number == attempt]
         reported = culprit(failures) if failures else None
         if gone and (reported is None or reported.consequence):
-            return Failure(rank=gone[0], reason=VANISHED, code=1)
+            return Failure(rank=gone[0], reason=VANISHED, code=1, killed=True)
         return reported
 
     @property
