@@ -1,5 +1,7 @@
 """Where runs keep their files, on the local disk and in an object store (fsspec's in-memory one)."""
 
+import copy
+import io
 import os
 import pickle
 import sys
@@ -13,6 +15,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 pytest.importorskip("fsspec")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from farandole.errors import ConfigError
 from farandole.spark.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
@@ -206,3 +211,56 @@ def test_folders_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (store.get_runs_path(), store.get_run_path("r")) == ("/kept", "/kept/r")
     with pytest.raises(ConfigError, match="save_runs: runs are always kept"):
         Store.create(str(tmp_path), save_runs=False)
+
+
+def test_what_programs_of_horovod_call(store: FilesystemStore, tmp_path: Path) -> None:
+    folder = store.get_run_path("run")
+    assert isinstance(store, Store) and store.saving_runs() and FilesystemStore.matches(store.prefix_path)
+    assert not FilesystemStore.matches("hdfs://a") and HDFSStore.matches("hdfs://a")
+    assert (store.get_checkpoint_filename(), store.get_logs_subdir()) == ("checkpoint", "logs")
+    named = Store.create(store.prefix_path, checkpoint_filename="last.ckpt")
+    assert named.get_checkpoint_path("run") == f"{folder}/last.ckpt" and named.get_checkpoints("run") == []
+    store.write_text(f"{folder}/b.ckpt", "two")
+    store.write_text(f"{folder}/a.ckpt", "one")
+    store.write_text(f"{folder}/note", "x")
+    assert store.get_checkpoints("run") == [f"{folder}/a.ckpt", f"{folder}/b.ckpt"]
+    assert store.get_localized_path(store.get_full_path(folder)) == store.get_localized_path(folder) == folder
+    assert store.get_full_path_fn()(folder) == store.url(folder)
+    with store.get_local_output_dir_fn("run")() as local:
+        Path(local, "deep").mkdir()
+        Path(local, "deep", "file").write_bytes(b"three")
+        store.sync_fn("run")(local)
+    assert not Path(local).exists() and store.read(f"{folder}/deep/file") == b"three"
+    (tmp_path / "local").write_bytes(b"four")
+    store.copy(str(tmp_path / "local"), f"{folder}/copied")
+    assert store.fs.cat_file(f"{folder}/copied") == b"four" and store.get_filesystem().exists(f"{folder}/copied")
+
+
+def test_parquet_files_of_a_store(store: FilesystemStore) -> None:
+    path = store.get_train_data_path()
+    assert not store.is_parquet_dataset(path)
+    content = io.BytesIO()
+    pq.write_table(pa.table({"n": [1, 2]}), content)
+    store.write(f"{path}/part-0.parquet", content.getvalue())
+    assert store.is_parquet_dataset(path) and store.get_parquet_dataset(path).read()["n"].to_pylist() == [1, 2]
+    store.write(f"{path}/part-0.parquet", b"no Parquet")
+    assert not store.is_parquet_dataset(path)
+
+
+def test_a_store_can_be_extended(tmp_path: Path) -> None:
+    class Mine(LocalStore):
+        def __init__(self, path: str) -> None:
+            self.opened = 1
+            super().__init__(path)
+
+        def get_logs_subdir(self) -> str:
+            return "curves"
+
+    store = Mine(str(tmp_path))
+    store.opened += 1
+    assert store.get_logs_path("run") == f"{tmp_path}/runs/run/curves"
+    assert copy.deepcopy(store).opened == 2
+    with pytest.raises(AttributeError, match=r"^Mine has no to_remote: ranks get the store itself"):
+        _ = store.to_remote
+    with pytest.raises(AttributeError, match=r"^Mine has no nothing$"):
+        _ = store.nothing

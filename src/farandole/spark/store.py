@@ -9,13 +9,12 @@ import logging
 import os
 import posixpath
 import re
-import time
-import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farandole.extras import importing
 
@@ -27,6 +26,10 @@ with importing(__name__):
 from farandole.errors import ConfigError
 from farandole.file_errors import naming
 from farandole.masking import hide_cause, mask, secret_values, without_secrets
+from farandole.spark.whole_files import is_left, replace_local, unfinished_name
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetDataset
 
 log = logging.getLogger(__name__)
 
@@ -37,16 +40,38 @@ _HDFS = "hdfs://"
 _FOLDERS = ("train_path", "val_path", "test_path", "runs_path")
 # File systems that show a file while it is written. Their clients can move a file over another one.
 _SHOW_UNFINISHED = {"hdfs", "sftp"}
-_ABANDONED = 3600.0  # seconds after which an unfinished file counts as left behind
 
 
-@dataclass(frozen=True)
-class FilesystemStore:
+_REFUSED = {
+    "get_data_metadata_path": "there is no file of metadata; the footers of Parquet files hold it",
+    "parse_url": "storage_options holds the host and the port of the URL",
+    "read_serialized_keras_model": "checkpoints are read with farandole's own classes; fit returns the Keras model",
+    "to_remote": "ranks get the store itself, which can be pickled",
+}
+
+
+class Store:
+    """Base of stores, and their factory."""
+
+    @staticmethod
+    def create(
+        prefix_path: str, storage_options: Mapping[str, object] | None = None, **settings: Any
+    ) -> "FilesystemStore":
+        """Return the store under `prefix_path`; `settings` are further arguments of `FilesystemStore` or `HDFSStore`.
+
+        Raises `ConfigError` when no installed file system serves the path."""
+        make = HDFSStore if HDFSStore.matches(os.fspath(prefix_path)) else FilesystemStore
+        return make(prefix_path, storage_options=dict(storage_options or {}), **settings)
+
+
+@dataclass
+class FilesystemStore(Store):
     """A store under a path or URL that fsspec understands: `/shared/runs`, `s3://bucket/runs`, `gs://...`.
 
     `train_path`, `val_path`, `test_path` and `runs_path` are folders in the same file system that take the place of
-    those under the prefix. A store can be pickled. Raises `ConfigError` when no installed file system serves the path,
-    and for `save_runs=False`. Methods block for as long as the file system does and raise its errors.
+    those under the prefix; `checkpoint_filename` is the name of a run's checkpoint. A store can be pickled. Raises
+    `ConfigError` when no installed file system serves the path, and for `save_runs=False`. Methods block for as long as
+    the file system does and raise its errors.
     """
 
     prefix_path: str
@@ -55,6 +80,7 @@ class FilesystemStore:
     val_path: str | None = None
     test_path: str | None = None
     runs_path: str | None = None
+    checkpoint_filename: str | None = None
     save_runs: InitVar[bool] = True
 
     def __repr__(self) -> str:
@@ -74,12 +100,18 @@ class FilesystemStore:
             raise ConfigError("store", problem) from hide_cause(error, *secrets)
         # Only the URL names the host or the account of Hadoop, SFTP and Azure; the path below does not.
         place = {} if "::" in given else files._get_kwargs_from_urls(given)
-        object.__setattr__(self, "storage_options", {**place, **self.storage_options})
+        self.storage_options = {**place, **self.storage_options}
         # Ranks have other working directories: a relative path must become absolute here, on the driver.
-        object.__setattr__(self, "prefix_path", files.unstrip_protocol(root))
+        self.prefix_path = files.unstrip_protocol(root)
         for name in _FOLDERS:
             if (folder := getattr(self, name)) is not None:
-                object.__setattr__(self, name, files._strip_protocol(_mounted(os.fspath(folder))))
+                setattr(self, name, files._strip_protocol(_mounted(os.fspath(folder))))
+
+    if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+
+        def __getattr__(self, name: str) -> object:
+            reason = f": {_REFUSED[name]}" if name in _REFUSED else ""
+            raise AttributeError(f"{type(self).__name__} has no {name}{reason}", name=name, obj=self)
 
     def get_run_path(self, run_id: str) -> str:
         """Return the folder of one run; raises `ConfigError` unless `run_id` is a plain file name."""
@@ -94,7 +126,17 @@ class FilesystemStore:
 
     def get_checkpoint_path(self, run_id: str) -> str:
         """Return the file that holds the last finished epoch of a run."""
-        return posixpath.join(self.get_run_path(run_id), "checkpoint")
+        return posixpath.join(self.get_run_path(run_id), self.get_checkpoint_filename())
+
+    def get_checkpoint_filename(self) -> str:
+        """Return the name of the file that holds the last finished epoch."""
+        return self.checkpoint_filename or "checkpoint"
+
+    def get_checkpoints(self, run_id: str, suffix: str = ".ckpt") -> list[str]:
+        """Return the paths of the files in a run's folder that end with `suffix`, those of a `ModelCheckpoint` say."""
+        folder = self.get_run_path(run_id)
+        found = self._files().ls(folder, detail=False) if self.exists(folder) else []
+        return sorted(each for each in found if each.endswith(suffix))
 
     def get_former_checkpoint_path(self, run_id: str) -> str:
         """Return the file that holds the epoch before the last finished one, in case the last file is damaged."""
@@ -106,7 +148,15 @@ class FilesystemStore:
 
     def get_logs_path(self, run_id: str) -> str:
         """Return the folder of a run's event files."""
-        return posixpath.join(self.get_run_path(run_id), "logs")
+        return posixpath.join(self.get_run_path(run_id), self.get_logs_subdir())
+
+    def get_logs_subdir(self) -> str:
+        """Return the name of the folder of event files in a run's folder."""
+        return "logs"
+
+    def saving_runs(self) -> bool:
+        """Return True: runs are always kept."""
+        return True
 
     def get_train_data_path(self, idx: int | None = None) -> str:
         """Return the folder of Parquet files that `fit_on_parquet` trains on."""
@@ -125,6 +175,71 @@ class FilesystemStore:
         files = self._files()
         files.invalidate_cache()  # it may not know files of other processes
         return bool(files.exists(path))
+
+    def get_full_path(self, path: str) -> str:
+        """Return the path as a URL with its scheme, as `url` does."""
+        return self.url(path)
+
+    def get_full_path_fn(self) -> Callable[[str], str]:
+        """Return `get_full_path`."""
+        return self.get_full_path
+
+    def get_localized_path(self, path: str) -> str:
+        """Return the path of a URL in the store's file system, without its scheme."""
+        localized: str = self._files()._strip_protocol(_mounted(path))
+        return localized
+
+    def is_parquet_dataset(self, path: str) -> bool:
+        """Return whether `path` is a Parquet file, or a folder of them."""
+        try:
+            self.get_parquet_dataset(path)
+        except (OSError, ValueError):  # Arrow's errors for other files are ValueErrors
+            return False
+        return True
+
+    def get_parquet_dataset(self, path: str) -> "ParquetDataset":
+        """Return Arrow's `ParquetDataset` of a file or a folder."""
+        from pyarrow.parquet import ParquetDataset  # it loads slowly, and fits do not need it
+
+        return ParquetDataset(self.get_localized_path(path), filesystem=self._files())
+
+    def get_local_output_dir_fn(self, run_id: str) -> Callable[[], AbstractContextManager[str]]:
+        """Return a function that returns a context with a new local folder; `sync_fn` copies its files to the run."""
+        self.get_run_path(run_id)
+        return lambda: tempfile.TemporaryDirectory(prefix=f"{run_id}-")
+
+    def sync_fn(self, run_id: str) -> Callable[[str], None]:
+        """Return a function that copies the files below a local folder to the run's folder."""
+        target = self.get_run_path(run_id)
+
+        def sync(local: str) -> None:
+            for each in sorted(Path(local).rglob("*")):
+                if each.is_file():
+                    self.write(posixpath.join(target, each.relative_to(local).as_posix()), each.read_bytes())
+
+        return sync
+
+    def copy(self, lpath: str, rpath: str, recursive: bool = False, **others: Any) -> None:
+        """Copy a local file, or a folder if `recursive`, to `rpath` in the store; see `put` of fsspec."""
+        self._files().put(lpath, rpath, recursive=recursive, **others)
+
+    def write_text(self, path: str, text: str) -> None:
+        """Replace the content of a file by a text, in UTF-8."""
+        self.write(path, text.encode())
+
+    @property
+    def fs(self) -> fsspec.AbstractFileSystem:
+        """The file system of fsspec."""
+        return self._files()
+
+    def get_filesystem(self) -> fsspec.AbstractFileSystem:
+        """Return the file system of fsspec."""
+        return self._files()
+
+    @classmethod
+    def matches(cls, path: str) -> bool:
+        """Return whether `Store.create` makes a store of this class for the path."""
+        return not HDFSStore.matches(path)
 
     def url(self, path: str) -> str:
         """Return the path as a URL with its scheme, as Spark takes it."""
@@ -181,14 +296,14 @@ class FilesystemStore:
         files = self._files()
         protocols = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
         if self.is_local:
-            _replace_local(Path(path), content, former)
+            replace_local(Path(path), content, former)
         elif protocols & _SHOW_UNFINISHED:
             folder, name = posixpath.split(path)
-            unfinished = posixpath.join(folder, _unfinished(name))
+            unfinished = posixpath.join(folder, unfinished_name(name))
             files.makedirs(folder, exist_ok=True)
             for each in files.ls(folder, detail=True):
                 mark = each.get("mtime")
-                if mark is not None and _is_left(posixpath.basename(each["name"]), name, mark.timestamp()):
+                if mark is not None and is_left(posixpath.basename(each["name"]), name, mark.timestamp()):
                     with suppress(FileNotFoundError):  # another writer has removed it
                         files.rm_file(each["name"])
             try:
@@ -246,49 +361,10 @@ class HDFSStore(FilesystemStore):
         options.update(settings.pop("storage_options", None) or {})
         super().__init__(_in_hadoop(os.fspath(prefix_path)), options, **settings)
 
-
-class Store:
-    """Factory of stores."""
-
-    @staticmethod
-    def create(
-        prefix_path: str, storage_options: Mapping[str, object] | None = None, **settings: Any
-    ) -> FilesystemStore:
-        """Return the store under `prefix_path`; `settings` are further arguments of `FilesystemStore` or `HDFSStore`.
-
-        Raises `ConfigError` when no installed file system serves the path."""
-        make = HDFSStore if os.fspath(prefix_path).startswith(_HDFS) else FilesystemStore
-        return make(prefix_path, storage_options=dict(storage_options or {}), **settings)
-
-
-def _unfinished(name: str) -> str:
-    """Return the name of a new file to write what `name` will hold; each writer has its own."""
-    return f".{name}.{uuid.uuid4().hex}"
-
-
-def _is_left(file: str, name: str, modified: float) -> bool:
-    """Return whether a process that was killed while it wrote `name` has left `file`."""
-    is_unfinished = re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]{{32}}", file) is not None
-    return is_unfinished and time.time() - modified > _ABANDONED
-
-
-def _replace_local(target: Path, content: bytes, former: str | None) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for each in target.parent.glob(".*"):
-        with suppress(FileNotFoundError):  # another writer has removed it
-            if _is_left(each.name, target.name, each.stat().st_mtime):
-                each.unlink()
-    unfinished = target.with_name(_unfinished(target.name))
-    try:
-        with unfinished.open("wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        if former is not None and target.exists():
-            target.replace(former)
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    @classmethod
+    def matches(cls, path: str) -> bool:
+        """Return whether the path is a URL of Hadoop's file system."""
+        return path.startswith(_HDFS)
 
 
 def _numbered(folder: str, idx: int | None) -> str:
