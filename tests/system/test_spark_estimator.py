@@ -209,7 +209,8 @@ def test_what_a_run_leaves_in_its_store(spark: SparkSession, store: FilesystemSt
     steps = sum(int(record["steps"]) for record in fitted.history)
     assert [point.step for point in curves.Scalars("train/batch_loss")] == list(range(1, steps + 1))
     written = [path for path in Path(store.get_run_path("curves")).parent.parent.rglob("*") if path.is_file()]
-    assert {path.name.partition(".tfevents")[0] for path in written} == {"checkpoint", "best", "events.out"}
+    names = {path.name.partition(".tfevents")[0] for path in written}
+    assert names == {"checkpoint", "checkpoint.former", "best", "events.out"}
     assert fitted.getRunId() == "curves"
 
 

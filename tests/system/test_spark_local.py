@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import SparkSession
 
-from farandole.errors import ConfigError, PicklingError, RankFailed, SlotsError
+from farandole.errors import ConfigError, JobCancelled, PicklingError, RankFailed, SlotsError
 from farandole.spark import HorovodRunner, log_to_driver, run
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.child import shard
@@ -363,7 +363,7 @@ def test_a_job_cancelled_in_spark_ends_the_ranks(spark: SparkSession, mark: str)
     def cancel(rank: int, message: dict[str, object]) -> None:
         spark.sparkContext.cancelAllJobs()
 
-    with pytest.raises(Exception, match="cancelled") as caught:
+    with pytest.raises(JobCancelled, match=r"ranks have ended \(Job \d+ cancelled.*\); run it again") as caught:
         run_barrier_job(spark, main, num_proc=2, description="cancelled", env={"MARK": mark}, on_message=cancel)
     assert not isinstance(caught.value, RankFailed)
     assert wait_until_gone(mark, 20) == []

@@ -1,12 +1,16 @@
 """Which of several failures is the first cause."""
 
+import importlib
 import re
 import signal
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from farandole.errors import CollectiveTimeout, PeerLost, RankFailed
+from farandole.launch.channel import WorkerFailure
 from farandole.launch.failures import (
     Exit,
     Failure,
@@ -16,6 +20,8 @@ from farandole.launch.failures import (
     is_consequence,
     to_payload,
 )
+from farandole.launch.pickling import dump_call
+from farandole.launch.worker import run_call
 
 
 def failure(rank: int, at: float, *, killed: bool = False, consequence: bool = False) -> Failure:
@@ -122,3 +128,22 @@ def test_an_error_without_its_cause_says_why(error: BaseException, why: str) -> 
     failed = sent(error).error()
     assert failed.__cause__ is None
     assert re.search(f"exception of rank 1 is not the cause of this error: {why}", failed.__notes__[0])
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("def main():\n    assert 1 > 2\n", r"AssertionError in .*program.py, line 2: assert 1 > 2"),
+        ("def main():\n    raise ValueError\n", r"ValueError in .*program.py, line 2: raise ValueError"),
+        ("def main():\n    raise ValueError('no')\n", r"ValueError: no"),
+    ],
+)
+def test_an_exception_without_a_text_shows_its_line(
+    program: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program.py").write_text(program)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "program", raising=False)
+    outcome = run_call(dump_call(importlib.import_module("program").main, (), {}))
+    assert isinstance(outcome, WorkerFailure) and re.fullmatch(reason, outcome.reason)
+    del sys.modules["program"]

@@ -1,5 +1,6 @@
 """Attempts of a run: which failures are worth another one, and where the limit is."""
 
+import errno
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -82,7 +83,9 @@ def test_a_kill_that_is_known_later_explains_an_exception() -> None:
 def test_rows_that_cannot_be_used_end_the_run() -> None:
     attempts = Attempts(4, dealings=4)
     attempts.begin(1, None)
-    assert not attempts.go_on(raised("nulls", DataError("x", "is null")))
+    attempts.progress(1)
+    for lasting in (DataError("x", "is null"), OSError(errno.ENOSPC, "No space left on device")):
+        assert not attempts.go_on(raised("lasts", lasting))
 
 
 def jobs(attempts: Attempts, *stages: tuple[int, Exception | None]) -> Callable[[], str]:

@@ -80,7 +80,9 @@ def test_gpus_that_not_all_ranks_have_are_left_and_said(told: list[str], tmp_pat
 
 def test_ranks_see_gpus_unless_these_are_refused() -> None:
     estimator = TorchEstimator(model=torch.nn.Linear(1, 1))
-    assert (estimator._environment(), estimator._wanted_gpu()) == ({}, None)
+    for _ in range(2):
+        assert (estimator._environment(), estimator._wanted_gpu()) == ({}, None)
+        estimator.setUseGpu(estimator.getUseGpu())
     assert estimator.setUseGpu(True)._wanted_gpu() is True
     assert estimator.setUseGpu(False)._environment() == {"CUDA_VISIBLE_DEVICES": ""}
 

@@ -269,7 +269,7 @@ def test_the_driver_looks_for_the_checkpoint_without_reading_it(
     shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store.create(str(tmp_path))
-    trained = Checkpoint(kind="pytorch", epoch=1, seed=3, history=[{"epoch": 1}])
+    trained = Checkpoint(kind="pytorch", epoch=1, seed=3, state=b"weights", history=[{"epoch": 1}])
     if shared:
         store.write(store.get_checkpoint_path("mine"), b"large")
     monkeypatch.setattr(base, "run_training_job", lambda *_, **__: trained.dump())

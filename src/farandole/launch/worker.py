@@ -63,7 +63,17 @@ def run_call(payload: bytes, channel: WorkerEnd | None = None, runner: str = "")
         code = error.code if isinstance(error.code, int) else 1
         return _failure(f"called sys.exit({error.code!r})", error, code & 0xFF or 1)
     except BaseException as error:
-        return _failure("".join(traceback.format_exception_only(error)).strip(), error, 1)
+        return _failure(_described(error), error, 1)
+
+
+def _described(error: BaseException) -> str:
+    text = "".join(traceback.format_exception_only(error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    if str(error) or not frames or not isinstance(error, Exception):
+        return text
+    # As after a bare `assert`: the line says more.
+    last = frames[-1]
+    return f"{text} in {last.filename}, line {last.lineno}" + (f": {last.line}" if last.line else "")
 
 
 def _value(value: object) -> Outcome:

@@ -1,5 +1,6 @@
 """Attempts of a Spark job's ranks: their limit, and the choice between another attempt and an error."""
 
+import errno
 import logging
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,6 +16,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_FULL = {errno.ENOSPC, errno.EDQUOT}  # an epoch is progress, but its checkpoint finds no room in any attempt
 _SIGNALLED = 128  # codes above are those of processes that a signal has ended
 
 
@@ -82,13 +84,15 @@ class Attempts:
         """Return whether Spark may repeat the stage after `failure`, which has ended the newest attempt.
 
         It may after a lost rank and after an error of the network. An exception or an exit of the user's code comes
-        again: it ends the run unless this attempt has got further than those before it. A `ConfigError` or `DataError`
-        always does. After lost rows Spark must not repeat the stage: they need another Spark job."""
+        again: it ends the run unless this attempt has got further than those before it. A `ConfigError`, a `DataError`
+        and a full disk always do. After lost rows Spark must not repeat the stage: they need another Spark job."""
         if isinstance(failure.cause, RowsLost):
             return False
         is_lost = failure.killed or failure.consequence or failure.code > _SIGNALLED
         may_pass = is_lost or isinstance(failure.cause, (ConnectionError, TimeoutError))
-        self._final = isinstance(failure.cause, (ConfigError, DataError)) or not (may_pass or self._advanced)
+        is_full = isinstance(failure.cause, OSError) and failure.cause.errno in _FULL
+        lasts = is_full or isinstance(failure.cause, (ConfigError, DataError))
+        self._final = lasts or not (may_pass or self._advanced)
         return not self._over
 
     def run(self, job: Callable[[], T]) -> T:

@@ -31,7 +31,7 @@ from farandole.spark.driver_log import DriverLog, OnMessage, Show, Verbosity, sh
 from farandole.spark.exchange.access import KeeperPlan, RowsLost
 from farandole.spark.exchange.batches import counted_by_rows
 from farandole.spark.exchange.shuffle import dealt
-from farandole.spark.failure import blame, dealing_error
+from farandole.spark.failure import blame, cancellation, dealing_error
 from farandole.spark.interpreter import interpreter_error, use_own_interpreter
 from farandole.spark.slots import require_slots
 from farandole.spark.task import RESULT_SCHEMA, TaskOrders, TaskPlan, run_task
@@ -82,8 +82,8 @@ def run_barrier_job(
     ranks. With `max_attempts` above 1 Spark runs all ranks again when one has failed; see `Attempts`. Rows are dealt
     again if a keeper of them has ended and either no rank has begun or ranks may run again. `profile` sets the
     resources of each task, which runs `ranks_per_task` ranks. Raises `PicklingError`, `SlotsError` or `ConfigError`
-    before ranks start; later the `RankFailed` of the first failure, `SourceError` with the host whose rows are lost, or
-    `CacheError` with the disk that is full."""
+    before ranks start; later the `RankFailed` of the first failure, `SourceError` with the host whose rows are lost,
+    `CacheError` with the disk that is full, or `JobCancelled`."""
     variables, settings = _prepare(spark, num_proc, ranks_per_task, env or {})
     call, fed = _dump(main, args, kwargs or {}, on_pickled)
     patience, interface = settings.start_timeout if start_timeout is None else start_timeout, settings.interface or ""
@@ -296,9 +296,10 @@ def _collect(
         _raise_for_lost_rows(driver_log, failure)
         if failure is None:
             dealing = dealing_error(str(error)) if driver_log.feeding else None
-            if dealing is None:
+            known = dealing or cancellation(str(error))
+            if known is None:
                 raise
-            raise dealing from None
+            raise known from None
         # Not from Spark's exception, which is two hundred lines of Java around the same text. It remains available
         # as __context__.
         raise failure.error(attempts.earlier) from failure.cause

@@ -85,7 +85,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
 
     def _wanted_gpu(self) -> bool | None:
         """Return whether the ranks compute on GPUs; None: they do if every rank has one."""
-        return self.getUseGpu() if self.isSet(self.use_gpu) else None
+        return self.getUseGpu()
 
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
         return {}, {PARAMETERS: dumped_parameters(self)}

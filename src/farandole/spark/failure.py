@@ -3,14 +3,15 @@
 import re
 from collections.abc import Sequence
 
-from farandole.errors import CacheError, SourceError
+from farandole.errors import CacheError, JobCancelled, SourceError
 from farandole.launch.failures import Failure, culprit
 
-__all__ = ["blame", "dealing_error"]
+__all__ = ["blame", "cancellation", "dealing_error"]
 
 _BARRIER_TASK = re.compile(r"barrier task \w*Task\(\d+, (\d+)\)")
 _JAVA_FRAME = re.compile(r"^\s+at [\w.$]+[(/]", re.MULTILINE)
 _DEALING = re.compile(r"^[\w.]+\.(CacheError|SourceError|RowsLost): (?:cache )?(.+?): (.+)$", re.MULTILINE)
+_CANCELLED = re.compile(r"Job \d+ (?:was )?cancelled\b[^\n]*")
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -42,6 +43,12 @@ def dealing_error(spark_error: str) -> CacheError | SourceError | None:
         return None
     kind, place, problem = found.groups()
     return CacheError(place, problem) if kind == "CacheError" else SourceError(place, problem)
+
+
+def cancellation(spark_error: str) -> JobCancelled | None:
+    """Return the error of a job that was cancelled, given the text of Spark's exception; None for other failures."""
+    found = _CANCELLED.search(spark_error)
+    return None if found is None else JobCancelled(found[0].strip().rstrip("."))
 
 
 def _python_traceback(text: str) -> str:

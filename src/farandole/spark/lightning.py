@@ -127,7 +127,7 @@ class LightningEstimator(LightningParams, TorchEstimator):
         return asked if number is None else number == 1
 
     def _check(self) -> None:
-        if self.getNumGPUs() is not None and self.isSet(self.use_gpu) and self.getUseGpu() != self._wanted_gpu():
+        if self.getNumGPUs() is not None and self.getUseGpu() not in (None, self._wanted_gpu()):
             raise ConfigError("num_gpus", f"is {self.getNumGPUs()}, but use_gpu is {self.getUseGpu()}; set one of them")
         if self.getTrainMinibatchFn() is not None:
             raise ConfigError(

@@ -126,7 +126,7 @@ class EstimatorParams(ForeignParams, CheckedParams):
     data_module = param("data_module", "subclass of DataModule, which makes each rank's batches", checks.data_module)
     use_gpu = param(
         "use_gpu",
-        "True: each rank computes on its own GPU, or fit fails; False: on the CPU; default: GPUs if every rank has one",
+        "True: each rank computes on its own GPU, or fit fails; False: on the CPU; None: on GPUs if every rank has one",
         checks.flag("use_gpu"),
     )
     shuffle = param("shuffle", "shuffle each rank's rows in each epoch", checks.flag("shuffle"))
@@ -158,7 +158,7 @@ class EstimatorParams(ForeignParams, CheckedParams):
     def __init__(self) -> None:
         super().__init__()
         self._setDefault(batch_size=32, epochs=1, backward_passes_per_step=1, shuffle=True, verbose=1, max_attempts=4)
-        self._setDefault(inmemory_cache_all=False, compress_sparse_cols=False, use_gpu=True, ranks_per_task=1)
+        self._setDefault(inmemory_cache_all=False, compress_sparse_cols=False, use_gpu=None, ranks_per_task=1)
 
     def setNumProc(self, value: int | None) -> Self:
         return self._set(num_proc=value)
@@ -290,11 +290,12 @@ class EstimatorParams(ForeignParams, CheckedParams):
         """Return the class of the data module; None if batches are the rank's rows, unchanged."""
         return None if self.getDataModule() is PetastormDataModule else self.getDataModule()
 
-    def setUseGpu(self, value: bool) -> Self:
+    def setUseGpu(self, value: bool | None) -> Self:
         return self._set(use_gpu=value)
 
-    def getUseGpu(self) -> bool:
-        return self._required(self.use_gpu)
+    def getUseGpu(self) -> bool | None:
+        """Return None, the default, if the ranks compute on GPUs where every rank has one."""
+        return self._value(self.use_gpu)
 
     def setShuffle(self, value: bool) -> Self:
         return self._set(shuffle=value)
