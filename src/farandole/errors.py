@@ -6,7 +6,6 @@ FarandoleError
 ├── RendezvousError                             ranks did not meet: the missing ranks, the address
 │   └── AuthenticationError                     a peer could not prove membership of this job
 ├── RankFailed (RuntimeError)                   a rank's function or process failed: its traceback and last lines
-├── JobCancelled (RuntimeError)                 Spark's job of the ranks was cancelled; Spark's reason
 ├── SlotsError (ValueError)                     more ranks than slots
 │   └── SlotsTimeout (TimeoutError)             more slots did not become free in time
 ├── HostsError (OSError)                        hosts that cannot be used: the reason of each
@@ -51,7 +50,6 @@ __all__ = [
     "HorovodInternalError",
     "HostsError",
     "InvalidRequest",
-    "JobCancelled",
     "JoinedError",
     "MismatchError",
     "MissingExtra",
@@ -173,20 +171,6 @@ class RankFailed(FarandoleError, RuntimeError):
         if self.tail:
             parts += [f"--- last lines of rank {self.rank} ---", *self.tail]
         return "\n".join(parts)
-
-
-class JobCancelled(FarandoleError, RuntimeError):
-    """Spark's job of the ranks was cancelled, by its UI, `cancelAllJobs` or the session's end for example."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = mask(reason)
-        super().__init__(self.reason)
-
-    def __str__(self) -> str:
-        return (
-            f"the Spark job was cancelled, and its ranks have ended ({self.reason}); run it again: a fit with a store "
-            "continues after the last finished epoch of its run_id"
-        )
 
 
 class SlotsError(FarandoleError, ValueError):

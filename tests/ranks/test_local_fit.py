@@ -194,3 +194,26 @@ def test_a_backend_of_the_users_own_runs_the_ranks() -> None:
         estimator(num_proc=None, backend=Here(given="all is well")).fit(rows())
     with pytest.raises(ConfigError, match="those of a backend of your own are its processes"):
         estimator(num_proc=None, backend=Here(), ranks_per_task=2).fit(rows())
+
+
+def test_a_run_of_another_model_or_fit_is_refused_before_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from farandole.spark import estimator as base
+    from farandole.spark.run_lock import RunLock
+    from farandole.spark.store import Store
+
+    store = Store.create(str(tmp_path))
+    estimator(num_proc=1, store=store, run_id="one", epochs=1).fit(rows())
+    monkeypatch.setattr(base, "run_training_job", lambda *_, **__: pytest.fail("ranks have started"))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    other = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.05)}
+    for epochs in (1, 2):
+        with pytest.raises(
+            ConfigError, match=rf"^run_id: the checkpoint of 'one' in {tmp_path}/runs/one is of another"
+        ):
+            estimator(num_proc=1, store=store, run_id="one", epochs=epochs, **other).fit(rows())
+    with RunLock(store, store.get_run_path("one")), pytest.raises(ConfigError, match="belongs to a fit of process"):
+        estimator(num_proc=1, store=store, run_id="one").fit(rows())

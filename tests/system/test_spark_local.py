@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import SparkSession
 
-from farandole.errors import ConfigError, JobCancelled, PicklingError, RankFailed, SlotsError
-from farandole.spark import HorovodRunner, log_to_driver, run
+from farandole.errors import ConfigError, PicklingError, RankFailed, SlotsError
+from farandole.spark import HorovodRunner, JobCancelled, log_to_driver, run
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.child import shard
 from farandole.spark.logs import send

@@ -20,7 +20,6 @@ from farandole.errors import (
     HorovodInternalError,
     HostsError,
     InvalidRequest,
-    JobCancelled,
     JoinedError,
     MismatchError,
     MissingExtra,
@@ -59,7 +58,6 @@ SAMPLES = [
         RendezvousError,
         ["10.0.0.9:7 is not a member of this job", "secret"],
     ),
-    (JobCancelled("Job 3 cancelled"), RuntimeError, ["was cancelled", "(Job 3 cancelled)", "run it again"]),
     (
         RankFailed(2, "ValueError: no", "Traceback ...\nValueError: no", ("epoch 1", "epoch 2")),
         RuntimeError,

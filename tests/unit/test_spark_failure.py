@@ -1,5 +1,6 @@
 """The failure that the driver shows is the first one, whoever reported it."""
 
+import pickle
 import threading
 
 import pytest
@@ -8,7 +9,7 @@ pytest.importorskip("pyspark")
 
 from farandole.errors import CacheError, ConfigError, PeerLost, SourceError
 from farandole.launch.failures import Failure, from_payload, to_payload
-from farandole.spark.failure import blame, dealing_error
+from farandole.spark.failure import JobCancelled, blame, cancellation, dealing_error
 from farandole.spark.gpus import divide, visible_gpus
 
 SPARKS_WORDS = """Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. Most recent \
@@ -140,3 +141,13 @@ def test_ranks_of_a_task_divide_its_gpus() -> None:
     assert divide([], 2) == [[], []]
     with pytest.raises(ConfigError, match="ranks_per_task: is 2, but tasks have 3 GPUs"):
         divide(["4", "5", "6"], 2)
+
+
+def test_a_cancelled_job_is_no_failure_of_a_rank() -> None:
+    text = (
+        "An error occurred while calling o81.\n: org.apache.spark.SparkException: Job 3 cancelled because of x\n\tat y"
+    )
+    error = cancellation(text)
+    assert isinstance(error, JobCancelled) and isinstance(pickle.loads(pickle.dumps(error)), JobCancelled)
+    assert str(error).endswith("its ranks have ended (Job 3 cancelled because of x); run it again")
+    assert cancellation("java.lang.OutOfMemoryError") is None

@@ -9,6 +9,7 @@ pytest.importorskip("fsspec")
 pytest.importorskip("tensorflow")
 
 from farandole.errors import ConfigError
+from farandole.spark.run_lock import RunLock
 from farandole.spark.store import Store
 from farandole.spark.tensorflow import HorovodEstimator, TFInputGraph, TFTransformer
 from farandole.spark.trainers.tensorflow_graph import FrozenGraph, Port
@@ -35,6 +36,14 @@ def test_fits_of_a_grid_do_not_share_a_folder(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="modelDir: holds one run, which each of several fits would resume"):
             estimator.fitMultiple(None, shared)  # type: ignore[arg-type]
     assert estimator.fitMultiple(None, own)  # type: ignore[arg-type]
+
+
+def test_another_fit_does_not_train_in_the_same_folder(tmp_path: Path) -> None:
+    with (
+        RunLock(Store.create(str(tmp_path)), str(tmp_path)),
+        pytest.raises(ConfigError, match=rf"^modelDir: the run in {tmp_path} belongs to a fit of process"),
+    ):
+        HorovodEstimator(modelDir=str(tmp_path))._fit(None)  # type: ignore[arg-type]
 
 
 def test_a_local_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Ranks as the tasks of a Spark job: `HorovodRunner` and `run`.
+"""Ranks as the tasks of a Spark job: `HorovodRunner`, `run` and their errors.
 
 Importing this package loads nothing else; its names are loaded on first use. A rank imports `farandole.spark.child`
 and needs none of Spark, Arrow and NumPy, which the driver's modules import."""
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 from farandole.extras import importing as _importing
 
 if TYPE_CHECKING:
+    from farandole.spark.failure import JobCancelled
     from farandole.spark.logs import log_to_driver
     from farandole.spark.runner import HorovodRunner
     from farandole.spark.session import run
 
-__all__ = ["HorovodRunner", "log_to_driver", "run"]
+__all__ = ["HorovodRunner", "JobCancelled", "log_to_driver", "run"]
 
 if not TYPE_CHECKING:  # else type checkers would accept any name
 
     def __getattr__(name: str) -> object:  # PEP 562
-        homes = {"HorovodRunner": "runner", "log_to_driver": "logs", "run": "session"}
+        homes = {"HorovodRunner": "runner", "JobCancelled": "failure", "log_to_driver": "logs", "run": "session"}
         if name in homes:
             with _importing(__name__):
                 return getattr(import_module(f"{__name__}.{homes[name]}"), name)

@@ -200,8 +200,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
                 "%s: no epoch is left after %d, as %s; the model has the stored weights: %s to train",
                 plan.run_id, saved.epoch, how, remedy,
             )  # fmt: skip
-            with restoring(plan.store, plan.run_id):
-                return self._trained(plan.run_id, saved)
+            return self._trained(plan.run_id, saved)
         return self._trained(plan.run_id, self._run(plan, spark, frame))
 
     def _feed(self, schema: StructType, validation: str | None) -> Feed:
@@ -260,6 +259,8 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         if saved is not None:
             if saved.kind not in ("", self._kind):
                 raise ConfigError("run_id", f"{run_id!r} is a run of a {saved.kind} estimator; choose another name")
+            with restoring(store, run_id):
+                self._trained(run_id, saved)  # before any rank starts
             seed = saved.seed
             if asked_seed not in (None, seed):
                 raise ConfigError("random_seed", f"is {asked_seed}, but {run_id} was started with {seed}")

@@ -3,16 +3,27 @@
 import re
 from collections.abc import Sequence
 
-from farandole.errors import CacheError, JobCancelled, SourceError
+from farandole.errors import CacheError, FarandoleError, SourceError
 from farandole.launch.failures import Failure, culprit
 
-__all__ = ["blame", "cancellation", "dealing_error"]
+__all__ = ["JobCancelled", "blame", "cancellation", "dealing_error"]
 
 _BARRIER_TASK = re.compile(r"barrier task \w*Task\(\d+, (\d+)\)")
 _JAVA_FRAME = re.compile(r"^\s+at [\w.$]+[(/]", re.MULTILINE)
 _DEALING = re.compile(r"^[\w.]+\.(CacheError|SourceError|RowsLost): (?:cache )?(.+?): (.+)$", re.MULTILINE)
 _CANCELLED = re.compile(r"Job \d+ (?:was )?cancelled\b[^\n]*")
 _TRACEBACK = "Traceback (most recent call last):"
+
+
+class JobCancelled(FarandoleError, RuntimeError):
+    """Spark's job of the ranks was cancelled, for the reason that Spark gives."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the Spark job was cancelled, and its ranks have ended ({self.reason}); run it again"
 
 
 def blame(failures: Sequence[Failure], spark_error: str, ranks_per_task: int = 1) -> Failure | None:

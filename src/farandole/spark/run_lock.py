@@ -81,8 +81,11 @@ class RunLock:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ended.set()
         self._thread.join(PATIENCE.total_seconds())
-        if self._is_own():
-            self._store.remove(_path(self._folder))
+        try:
+            if self._is_own():
+                self._store.remove(_path(self._folder))
+        except Exception:  # the fit itself has ended as it should
+            log.exception("%s cannot be removed; remove it before the next fit", _path(self._folder))
 
     def _require_dead(self, other: Owner) -> None:
         if other.is_here:
