@@ -40,6 +40,9 @@ class DataFrameModel(Model, Saved):
     output_cols = Param(
         Params._dummy(), "output_cols", "columns that transform adds, one per label", names_of_columns("output_cols")
     )
+    vector_labels = Param(
+        Params._dummy(), "vector_labels", "label columns of vectors; default: those of the DataFrame", list[str]
+    )
 
     def __init__(
         self,
@@ -51,7 +54,6 @@ class DataFrameModel(Model, Saved):
     ) -> None:
         super().__init__()
         self._history, self._run_id = [dict(record) for record in history or ()], run_id or ""
-        self._vector_labels: list[str] | None = None  # label columns that held vectors; None: not known
         self._set(feature_columns=feature_columns, label_columns=label_columns)
         self._setDefault(output_cols=[f"{label}__output" for label in label_columns])
 
@@ -79,21 +81,16 @@ class DataFrameModel(Model, Saved):
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
         columns = {"feature_columns": self.getFeatureColumns(), "label_columns": self.getLabelColumns()}
         facts = {**columns, "history": self._history, "run_id": self._run_id, **self._facts()}
-        facts["vector_labels"] = self._vector_labels
         name, content = self._dumped()
         return facts, {name: content}
 
     @classmethod
     def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
-        arguments = {name: value for name, value in facts.items() if name != "vector_labels"}
-        made = cls(model=cls._loaded(folder), **arguments)  # type: ignore[call-arg]
-        made._vector_labels = facts.get("vector_labels")
-        return made
+        return cls(model=cls._loaded(folder), **facts)  # type: ignore[call-arg]
 
     def _trained_on(self, schema: StructType) -> Self:
         """Note which label columns of `schema` hold vectors: their outputs are vectors as well. Returns itself."""
-        self._vector_labels = self._vectors_of(schema)
-        return self
+        return self._set(vector_labels=self._vectors_of(schema))
 
     def _vectors_of(self, schema: StructType) -> list[str]:
         labels = self.getLabelColumns()
@@ -139,7 +136,8 @@ class DataFrameModel(Model, Saved):
         # Names of a struct's fields; they allow fewer characters than names of columns.
         fields = [f"o{index}" for index in range(len(names))]
         predictor, types = self._predictor(fields, dataset)
-        vectors = self._vectors_of(dataset.schema) if self._vector_labels is None else self._vector_labels
+        noted = self.isDefined(self.vector_labels)
+        vectors = self.getOrDefault(self.vector_labels) if noted else self._vectors_of(dataset.schema)
         # Spark's evaluators take double and vectors only.
         wanted = [
             "vector" if label in vectors else "double" if kind == "float" else kind
