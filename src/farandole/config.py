@@ -51,6 +51,11 @@ class Setting:
         """Parse `text` like an environment variable; raises `ConfigError` naming `source`."""
         return _parse(self.kind, text, source or self.name)
 
+    def read(self, env: Mapping[str, str]) -> Value:
+        """Return the value of the first of the setting's variables that `env` has, None without one."""
+        variable = next((each for each in self.variables if env.get(each, "") != ""), None)
+        return None if variable is None else self.parse(env[variable], variable)
+
     def spell(self, value: Value) -> str:
         """Return the text of `value` for `parse`."""
         if isinstance(value, timedelta):
@@ -105,9 +110,7 @@ class Config:
     )
     start_timeout: timedelta = field(
         default=timedelta(seconds=120),
-        metadata=_about(
-            "time limits", "duration", "how long ranks wait for each other at init", "HOROVOD_START_TIMEOUT"
-        ),
+        metadata=_about("time limits", "duration", "how long ranks wait for others at init", "HOROVOD_START_TIMEOUT"),
     )
     timeline: str | None = field(
         default=None,
@@ -190,11 +193,11 @@ class Config:
     )
     hierarchical: bool = field(
         default=True,
-        metadata=_about(
-            "network",
-            "flag",
-            "reduce within each host first, then between hosts, where all hosts run equally many ranks",
-        ),
+        metadata=_about("network", "flag", "reduce within hosts first, then between them, if all run as many ranks"),
+    )
+    torch_env: bool = field(
+        default=True,
+        metadata=_about("launch", "flag", "give ranks the variables of torchrun: RANK, WORLD_SIZE, MASTER_ADDR, ..."),
     )
     autotune: bool = field(
         default=False,
@@ -296,12 +299,9 @@ class Config:
         values: dict[str, Value] = {}
         for name, setting in settings.items():
             given = arguments.get(name)
-            if given is not None:
-                values[name] = _from_argument(setting, given)
-                continue
-            variable = next((each for each in setting.variables if env.get(each, "") != ""), None)
-            if variable is not None:
-                values[name] = setting.parse(env[variable], variable)
+            value = setting.read(env) if given is None else _from_argument(setting, given)
+            if value is not None:
+                values[name] = value
         known = {variable for setting in settings.values() for variable in setting.variables}
         if ignored := ignored_variables(env, known):
             log.warning("these environment variables have no effect: %s", "; ".join(ignored))

@@ -17,6 +17,8 @@ from farandole.errors import ConfigError
 
 __all__ = [
     "CONTROL_DEGREE",
+    "TORCH_PLACES",
+    "TORCH_STORE",
     "JobEnvironment",
     "Topology",
     "host_identity",
@@ -29,6 +31,9 @@ __all__ = [
     "own_addresses",
 ]
 
+# Variables of torchrun: those of one process, and those of all.
+TORCH_PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+TORCH_STORE = ("MASTER_ADDR", "MASTER_PORT")
 CONTROL_DEGREE = 8  # children of a host in the control tree: three hops reach 585 hosts
 
 _GLOBAL = "00"  # the scope of an address in /proc/net/if_inet6
@@ -260,6 +265,7 @@ class JobEnvironment:
     local_size: int | None = None
     cross_rank: int | None = None
     cross_size: int | None = None
+    torch_store: str = ""  # "host:port" at which rank 0 can serve torch's store
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -292,6 +298,7 @@ class JobEnvironment:
             secret=secret,
             generation=_whole_number(env, "FARANDOLE_GENERATION", 0),
             job=env.get("FARANDOLE_JOB", ""),
+            torch_store=env.get("FARANDOLE_TORCH_STORE", ""),
             **{
                 name: _whole_number(env, f"FARANDOLE_{name.upper()}")
                 for name in _PLACES
@@ -300,15 +307,23 @@ class JobEnvironment:
         )
 
     @classmethod
-    def of(cls, topology: Topology, *, rendezvous: str, secret: bytes, job: str) -> Self:
+    def of(cls, topology: Topology, *, rendezvous: str, secret: bytes, job: str, torch_store: str) -> Self:
         """Make the variables of the rank at `topology`."""
         places = {name: getattr(topology, name) for name in ("rank", "size", *_PLACES)}
-        return cls(rendezvous=rendezvous, secret=secret, job=job, **places)
+        return cls(rendezvous=rendezvous, secret=secret, job=job, torch_store=torch_store, **places)
 
-    def write(self, torch_store: tuple[str, int] | None = None) -> dict[str, str]:
+    @classmethod
+    def without_torch(cls, env: Mapping[str, str] | None = None) -> Self | None:
+        """Return the job of `env` if `env://` of torch has to find it without torch's variables, else None."""
+        env = os.environ if env is None else env
+        job = cls.read(env)
+        return None if job is None or not job.torch_store or env.get("MASTER_ADDR") else job
+
+    def write(self, *, torch_env: bool = False) -> dict[str, str]:
         """Return the variables for the rank's process: farandole's, and Horovod's, which user scripts read.
 
-        With `torch_store`, a host and a port on which rank 0 can listen, add those of torch.distributed."""
+        With `torch_env` add those of torchrun, by which programs of torch.distributed start a process group. A program
+        of Horovod must not see them: libraries below it would divide the rank's share of the data once more."""
         places = {"RANK": self.rank, "SIZE": self.size}
         for name in _PLACES:
             value: int | None = getattr(self, name)
@@ -321,18 +336,15 @@ class JobEnvironment:
         variables["FARANDOLE_SECRET"] = self.secret.hex()
         variables["FARANDOLE_GENERATION"] = str(self.generation)
         variables["FARANDOLE_JOB"] = self.job
-        return variables if torch_store is None else variables | self._of_torch(*torch_store)
+        if self.torch_store:
+            variables["FARANDOLE_TORCH_STORE"] = self.torch_store
+        return variables | self._of_torch() if torch_env else variables
 
-    def _of_torch(self, host: str, port: int) -> dict[str, str]:
-        places = {
-            "RANK": self.rank,
-            "WORLD_SIZE": self.size,
-            "LOCAL_RANK": self.local_rank,
-            "LOCAL_WORLD_SIZE": self.local_size,
-            "MASTER_ADDR": host,
-            "MASTER_PORT": port,
-        }
-        return {name: str(value) for name, value in places.items() if value is not None}
+    def _of_torch(self) -> dict[str, str]:
+        host, _, port = self.torch_store.rpartition(":")
+        places = dict(zip(TORCH_PLACES, (self.rank, self.size, self.local_rank, self.local_size), strict=True))
+        variables = {name: str(value) for name, value in places.items() if value is not None}
+        return variables | dict(zip(TORCH_STORE, (host.strip("[]"), port), strict=True))
 
 
 _PLACES = ("local_rank", "local_size", "cross_rank", "cross_size")

@@ -83,6 +83,7 @@ def train(factor, more=0):
     import horovod.torch as hvd
 
     hvd.init()
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} & os.environ.keys()
     places = [int(os.environ[f"HOROVOD_{name}"]) for name in
               ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")]
     total = at_the_top.allreduce(torch.tensor(float(factor * hvd.rank() + more)), op=hvd.Sum, name="total")

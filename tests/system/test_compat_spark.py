@@ -34,11 +34,14 @@ def make_train() -> Callable[[float], tuple[int, float]]:
     """A function as of a notebook, which no rank can import."""
 
     def train(more: float) -> tuple[int, float]:
+        import os
+
         import horovod.torch as hvd
         import torch
         from sparkdl.horovod import log_to_driver
 
         hvd.init()
+        assert "RANK" not in os.environ and "FARANDOLE_TORCH_STORE" in os.environ
         log_to_driver(f"rank {hvd.rank()} of {hvd.size()}")
         return hvd.rank(), hvd.allreduce(torch.tensor(hvd.rank() + more), op=hvd.Sum, name="w").item()
 

@@ -104,7 +104,8 @@ def test_calls_on_ranks(run: Run) -> None:
         raise AssertionError
     executor.shutdown()
     executor.shutdown()
-    executor.start()
+    executor.start(extra_env_vars={"FARANDOLE_TORCH_ENV": "no"})  # as the executor of compat does
+    assert executor.run(lambda: "RANK" in os.environ) == [False, False]
     assert executor.run(os.getpid) != executor.run(os.getppid)
     executor.shutdown()
     """)

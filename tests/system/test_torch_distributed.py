@@ -231,6 +231,39 @@ def test_init_below_torchrun_beside_a_process_group(torchrun: list[str], tmp_pat
     assert done.stdout.splitlines() == ["size 2 [1.0, 1.0] [2.0, 2.0]"] * 2
 
 
+def test_init_beside_a_process_group_without_torchruns_variables(tmp_path: Path) -> None:
+    """As below horovodrun: `init_process_group` finds the job without them."""
+    (tmp_path / "train.py").write_text(INIT_AND_GROUP)
+    done = farandole(
+        "run", "-np", "2", "--no-torch-env", sys.executable, str(tmp_path / "train.py"), framework="torch", timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] size 2 [1.0, 1.0] [2.0, 2.0]" for rank in range(2)]
+    assert "joined a process group" not in done.stderr
+
+
+SECOND_GROUP = """
+import torch, torch.distributed as dist, farandole.torch as hvd
+hvd.init()
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1), [("weight", weight)])
+dist.init_process_group("gloo")
+for _ in range(2):
+    weight.sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_second_process_group_is_warned_of_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SECOND_GROUP)
+    words = ["run", "-np", "2", sys.executable, str(tmp_path / "train.py")]
+    done = farandole(*words, framework="torch", timeout=150)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert done.stderr.count(f"rank {rank} trains with farandole, and has joined a process group of gloo") == 1
+
+
 def accuracy(output: str) -> float:
     return float(output.partition("with 2 ranks: ")[2].split()[0])
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.compat.answers import IMPORTABLE, VERSION
-from farandole.compat.children import env, with_answers
+from farandole.compat.children import env, pass_on, with_answers
 from farandole.compat.horovodrun import run_commandline
 from farandole.compat.launching import run
 from farandole.compat.options_file import SECTIONS, parse_options
@@ -166,11 +166,22 @@ def test_run_names_what_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_environment_of_children() -> None:
     folder = str(IMPORTABLE)
     assert with_answers({})["PYTHONPATH"] == folder
-    assert with_answers({"PYTHONPATH": f"/a::{folder}:/b", "X": "1"}) == {"PYTHONPATH": f"{folder}:/a:/b", "X": "1"}
+    given = {"PYTHONPATH": f"/a::{folder}:/b", "X": "1"}
+    assert with_answers(given) == {"PYTHONPATH": f"{folder}:/a:/b", "X": "1", "FARANDOLE_TORCH_ENV": "no"}
+    assert with_answers({"FARANDOLE_TORCH_ENV": "yes"})["FARANDOLE_TORCH_ENV"] == "yes"
     os.environ["COMPAT_OLD"] = "old"
     with env(COMPAT_OLD=None, COMPAT_NEW="new"):
         assert "COMPAT_OLD" not in os.environ and os.environ["COMPAT_NEW"] == "new"
     assert os.environ.pop("COMPAT_OLD") == "old" and "COMPAT_NEW" not in os.environ
+
+
+@pytest.mark.parametrize("asked", ["", "yes"])
+def test_torchruns_variables_below_farandole_run(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    for name, value in {"FARANDOLE_TORCH_STORE": "h:1", "RANK": "0", "MASTER_ADDR": "h", "PYTHONPATH": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FARANDOLE_TORCH_ENV", asked)
+    pass_on()
+    assert ("RANK" in os.environ, "MASTER_ADDR" in os.environ) == (bool(asked), bool(asked))
 
 
 def compat(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -294,7 +294,8 @@ def test_each_line_does_what_it_says_or_is_refused(
         assert ([shell[shell.index("-p") + 1]] if "-p" in shell else []) == expected.port.split()
     assert "PATH" in job.environment and {**job.environment, **expected.variables} == job.environment
     assert expected.warns in said and bool(expected.warns) == ("no effect" in said)
-    given, default = Config.from_environment(job.environment), Config.from_environment({})
+    without_torch = {"FARANDOLE_TORCH_ENV": "no"}  # the default of both commands
+    given, default = Config.from_environment(job.environment), Config.from_environment(without_torch)
     changed = {each.name for each in Config.settings() if getattr(given, each.name) != getattr(default, each.name)}
     assert {name: getattr(given, name) for name in changed} == expected.settings
 

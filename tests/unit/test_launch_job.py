@@ -99,6 +99,15 @@ def test_ranks_fill_the_hosts() -> None:
     ]
 
 
+def test_programs_of_horovod_get_no_variables_of_torchrun() -> None:
+    """accelerate would start gloo by them, and divide each rank's rows once more."""
+    outer = {"RANK": "7", "WORLD_SIZE": "8", "LOCAL_RANK": "7", "LOCAL_WORLD_SIZE": "8", "MINE": "x"}
+    with open_job(2, outer | {"FARANDOLE_TORCH_ENV": "no"}, backend=FakeBackend()) as job:
+        for place in job.places:
+            assert not place.env.keys() & (outer.keys() - {"MINE"} | {"MASTER_ADDR", "MASTER_PORT"})
+            assert (place.env["MINE"], place.env["FARANDOLE_TORCH_STORE"]) == ("x", "address-of-a:4711")
+
+
 def test_a_host_without_a_rank_has_no_agent() -> None:
     backend = FakeBackend()
     with open_job(2, {}, backend=backend) as job:

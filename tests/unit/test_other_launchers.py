@@ -83,8 +83,10 @@ def test_a_single_process_is_a_job_of_one_rank(launcher: str) -> None:
 
 
 def place(size: int = 2, rank: int = 1) -> dict[str, str]:
-    job = JobEnvironment(rank=rank, size=size, rendezvous="127.0.0.1:4711", secret=b"secret")
-    return job.write(torch_store=("127.0.0.1", 4712))
+    job = JobEnvironment(
+        rank=rank, size=size, rendezvous="127.0.0.1:4711", secret=b"secret", torch_store="127.0.0.1:4712"
+    )
+    return job.write(torch_env=True)
 
 
 @pytest.mark.parametrize("launcher", SEVERAL)

@@ -216,9 +216,20 @@ def test_horovods_names_are_written_for_user_scripts() -> None:
 
 
 def test_torchs_names_are_written_where_rank_0_can_listen() -> None:
-    variables = replace(JOB, local_rank=0, local_size=2).write(torch_store=("10.0.0.1", 4001))
+    job = replace(JOB, local_rank=0, local_size=2, torch_store="[fd00::1]:4001")
+    variables = job.write(torch_env=True)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    assert [variables[name] for name in names] == ["1", "4", "0", "2", "10.0.0.1", "4001"]
+    assert [variables[name] for name in names] == ["1", "4", "0", "2", "fd00::1", "4001"]
+    assert JobEnvironment.read(variables) == job
+    assert not {*names} & job.write().keys()
+
+
+def test_torch_finds_a_job_whose_launcher_leaves_its_variables_out() -> None:
+    job = replace(JOB, torch_store="10.0.0.1:4001")
+    assert JobEnvironment.without_torch(job.write()) == job
+    assert JobEnvironment.without_torch(job.write(torch_env=True)) is None
+    assert JobEnvironment.without_torch(JOB.write()) is None  # no store
+    assert JobEnvironment.without_torch({}) is None
 
 
 def test_the_secret_is_not_shown() -> None:

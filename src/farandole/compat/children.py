@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from farandole.compat.answers import IMPORTABLE
+from farandole.launch.environment import wants_torch, without_torch
+from farandole.topology import TORCH_PLACES, TORCH_STORE
 
 __all__ = ["env", "environment_of_ranks", "get_env_rank_and_size", "pass_on", "with_answers"]
 
@@ -17,9 +19,13 @@ _PLACES = (
 
 
 def with_answers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of `environment` with the folder in front of its PYTHONPATH."""
+    """Return a copy of `environment` for programs of Horovod: with the folder in front of its PYTHONPATH, and with the
+    setting that leaves torchrun's variables out."""
     folders = [str(IMPORTABLE), *environment.get("PYTHONPATH", "").split(os.pathsep)]
-    return {**environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys(each for each in folders if each))}
+    return {
+        **without_torch(environment),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(each for each in folders if each)),
+    }
 
 
 def environment_of_ranks() -> dict[str, str]:
@@ -41,7 +47,12 @@ def get_env_rank_and_size() -> tuple[int, int]:
 
 
 def pass_on() -> None:
-    """Put the folder on the path of all processes that this one starts from now on."""
+    """Prepare the environment of this process, and of all that it starts from now on, for programs of Horovod.
+
+    It gets the folder, and loses the variables of torchrun that `farandole run` has set by default."""
+    if "FARANDOLE_TORCH_STORE" in os.environ and not wants_torch(without_torch({})):
+        for name in (*TORCH_PLACES, *TORCH_STORE):
+            os.environ.pop(name, None)
     os.environ.update(with_answers(os.environ))
 
 

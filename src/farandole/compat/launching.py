@@ -10,6 +10,7 @@ from typing import TypeVar
 from farandole.compat.output import HorovodOutput
 from farandole.errors import ConfigError
 from farandole.launch.backends.ssh import Ssh
+from farandole.launch.environment import without_torch
 from farandole.launch.mpi_call import MpirunOutput, asked_of_mpirun, call_by_mpirun
 from farandole.launch.run import run as run_ranks
 from farandole.refusals import IGNORED_ARGUMENTS, REFUSED_ARGUMENTS
@@ -65,8 +66,7 @@ def run(
         asked = asked_of_mpirun(num_proc, hosts, hostfile, mpi_args, interface, ssh, output_filename)
         with MpirunOutput(num_proc) as lines:
             return call_by_mpirun(func, args, kwargs or {}, asked, start_timeout, executable=executable, on_line=lines)
-    directory = None if output_filename is None else Path(output_filename)
-    with HorovodOutput(num_proc, directory=directory) as output:
+    with HorovodOutput(num_proc, directory=None if output_filename is None else Path(output_filename)) as output:
         return run_ranks(
             func,
             args,
@@ -79,6 +79,7 @@ def run(
             start_timeout=start_timeout,
             network_interface=interface,
             executable=executable,
+            env=without_torch({}),
             on_line=output,
         )
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from farandole.compat.answering import answering
 from farandole.compat.output import tagged
+from farandole.launch.environment import without_torch
 from farandole.spark.backend import Backend, default_num_proc
 from farandole.spark.backend import SparkBackend as OwnBackend
 from farandole.spark.runner import HorovodRunner as Runner
@@ -22,6 +23,7 @@ def run(fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
     given.apply_defaults()
     named = given.arguments
     timestamp = named.pop("prefix_output_with_timestamp")
+    named["env"] = without_torch(named["env"] or {})
     for stream in ("stdout", "stderr"):
         named[stream] = tagged(stream, named[stream], timestamp)
     return run_in_spark(**named)

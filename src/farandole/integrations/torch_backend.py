@@ -1,11 +1,18 @@
-"""Entry point that `import torch` calls (see pyproject.toml) to register the backend "farandole".
+"""Entry point that `import torch` calls (see pyproject.toml) to register the backend "farandole", and its `env://`.
 
 TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches this off; `import farandole.torch.distributed` then registers it."""
 
+import functools
 import logging
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from farandole.torch_env import Found
 
 __all__ = ["register"]
 
@@ -20,6 +27,7 @@ def register() -> None:
         return
     try:
         dist.Backend.register_backend("farandole", _make_group, extended_api=True, devices=["cpu", "cuda"])
+        _find_stores_of_jobs()
     except Exception as error:
         log.info('the backend "farandole" cannot be registered with torch %s: %r', torch.__version__, error)
 
@@ -35,3 +43,16 @@ def _make_group(asked: object, options: object = None) -> dist.ProcessGroup:
             path=error.path,
         ) from error
     return make_group(asked, options)
+
+
+def _find_stores_of_jobs() -> None:
+    """Do what `torch_env.find_stores_of_jobs` does, without an import of it before a group is made."""
+    from torch.distributed.rendezvous import _rendezvous_handlers  # not public, so the import may fail
+
+    _rendezvous_handlers["env"] = functools.partial(_find_store, _rendezvous_handlers["env"])
+
+
+def _find_store(torchs: "Callable[..., Iterator[Found]]", url: str, **options: timedelta) -> "Iterator[Found]":
+    from farandole.torch_env import find_store
+
+    return find_store(torchs, url, **options)

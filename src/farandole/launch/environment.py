@@ -1,11 +1,14 @@
 """Environment of ranks: the launcher's own, with settings written into it."""
 
+import os
 from collections.abc import Collection, Mapping
 
 from farandole.config import Config
 from farandole.errors import ConfigError
 
-__all__ = ["refuse_mpi", "with_settings"]
+__all__ = ["refuse_mpi", "wants_torch", "with_settings", "without_torch"]
+
+_TORCH = next(setting for setting in Config.settings() if setting.name == "torch_env")
 
 
 def refuse_mpi(config: Config, ranks: int) -> None:
@@ -16,6 +19,20 @@ def refuse_mpi(config: Config, ranks: int) -> None:
             f"is mpi, but these ranks start without MPI. Let mpirun start them: farandole run --mpi -np {ranks} python "
             "train.py, or mpirun itself, with FARANDOLE_FABRIC=mpi in the environment of all ranks",
         )
+
+
+def wants_torch(environment: Mapping[str, str]) -> bool:
+    """Return whether ranks with `environment` get torchrun's variables."""
+    value = _TORCH.read(environment)
+    return bool(_TORCH.default if value is None else value)
+
+
+def without_torch(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return `variables` for ranks of Horovod's launchers, which by default have no variables of torchrun.
+
+    FARANDOLE_TORCH_ENV, in `variables` or in this process's environment, takes precedence."""
+    name = _TORCH.variables[0]
+    return {name: os.environ.get(name) or "no", **variables}
 
 
 def with_settings(

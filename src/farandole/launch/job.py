@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from farandole.errors import ConfigError
-from farandole.handshake import new_secret
+from farandole.handshake import join_address, new_secret
 from farandole.launch.backend import Agent, Backend, Binding, OnLine, Place, Rank, Task, check_binding
 from farandole.launch.backends.local import LocalBackend
 from farandole.launch.cores import share_of, threads_per_rank
+from farandole.launch.environment import wants_torch
 from farandole.launch.failures import Failure, culprit
 from farandole.launch.hosts import fill_slots
 from farandole.launch.processes import GRACE
 from farandole.limits import naming_process_limit
 from farandole.other_launchers import find_other_launch, note_launches
 from farandole.rendezvous import RendezvousServer
-from farandole.topology import JobEnvironment, Topology
+from farandole.topology import TORCH_PLACES, JobEnvironment, Topology
 
 __all__ = ["Job", "open_job"]
 
@@ -111,13 +112,17 @@ def open_job(
         threads = {
             host: _threads(agent, identities.count(agent.identity), environment) for host, agent in agents.items()
         }
-        torch_store = agents[hosts[0]].address, agents[hosts[0]].reserve_port()
+        torch_store = join_address(agents[hosts[0]].address, agents[hosts[0]].reserve_port())
+        torch_env = wants_torch(environment)
+        inherited = {name: environment[name] for name in environment if torch_env or name not in TORCH_PLACES}
         places = []
         for topology, host in zip(Topology.all_from_hosts(identities), hosts, strict=True):
-            job_environment = JobEnvironment.of(topology, rendezvous=server.address, secret=secret, job=name)
+            job_environment = JobEnvironment.of(
+                topology, rendezvous=server.address, secret=secret, job=name, torch_store=torch_store
+            )
             cores = share_of(topology.local_rank, topology.local_size, agents[host].cores) if binding == "cores" else ()
-            env = {"PYTHONUNBUFFERED": "1", **environment, **threads[host], **note_launches(environment)}
-            env.update(job_environment.write(torch_store))
+            env = {"PYTHONUNBUFFERED": "1", **inherited, **threads[host], **note_launches(environment)}
+            env.update(job_environment.write(torch_env=torch_env))
             places.append((agents[host], Place(rank=topology.rank, host=host, env=env, cores=cores)))
         where = ", ".join(host.name for host in agents)
         log.info("job %s: %d ranks on %s, rendezvous at %s", name, num_proc, where, server.address)

@@ -58,6 +58,7 @@ ALIASES: Mapping[str, Alias] = {
     "--autotune-log-file": Alias("autotune_log"),
     "--autotune-bayes-opt-max-samples": Alias("autotune_max_samples"),
     "--no-hierarchical": Alias("hierarchical", "no"),
+    "--no-torch-env": Alias("torch_env", "no"),
     "--network-interface": Alias("interface"),
     "--network-interfaces": Alias("interface"),
 }

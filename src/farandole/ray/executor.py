@@ -14,6 +14,8 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from farandole.errors import ConfigError, RendezvousError
+from farandole.handshake import join_address, split_address
+from farandole.launch.environment import wants_torch
 from farandole.launch.failures import Failure, culprit, is_consequence
 from farandole.launch.pickling import dump
 from farandole.ray.placement import Demand, Places, reserve
@@ -201,11 +203,11 @@ class RayExecutor:
         identities = [identities[number] for number in order]
         node = self._actors[0].serve.remote(demand.ranks, self._settings.interface)
         (address, secret, port), *_ = self._in_time([node])
-        host = address.rpartition(":")[0]
+        torch_store = join_address(split_address(address)[0], port)
         entered = []
         for topology, actor in zip(Topology.all_from_hosts(identities), self._actors, strict=True):
-            job = JobEnvironment.of(topology, rendezvous=address, secret=secret, job="")
-            env = dict(extra) | job.write((host, port))
+            job = JobEnvironment.of(topology, rendezvous=address, secret=secret, job="", torch_store=torch_store)
+            env = dict(extra) | job.write(torch_env=wants_torch(extra))
             if self._settings.interface is not None:
                 env["FARANDOLE_INTERFACE"] = self._settings.interface
             entered.append(actor.enter.remote(env))

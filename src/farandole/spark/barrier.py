@@ -50,7 +50,8 @@ LEAVE = timedelta(seconds=5)  # for the ranks to end after the job
 # Variables that launchers set for one process. The driver may itself be a rank; its own ranks must not inherit these.
 _PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 _OF_ONE_PROCESS = {f"{prefix}_{name}" for prefix in ("FARANDOLE", "HOROVOD") for name in _PLACES} | {
-    f"FARANDOLE_{name}" for name in ("RENDEZVOUS", "SECRET", "GENERATION", "JOB", "WORKER_FD", "OUTER_LAUNCHES")
+    f"FARANDOLE_{name}"
+    for name in ("RENDEZVOUS", "SECRET", "GENERATION", "JOB", "TORCH_STORE", "WORKER_FD", "OUTER_LAUNCHES")
 }
 
 

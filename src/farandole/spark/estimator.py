@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from farandole.errors import ConfigError
 from farandole.launch.cores import available_cores
+from farandole.launch.environment import without_torch
 from farandole.spark.backend import Backend, SparkBackend
 from farandole.spark.feed import Feed, plan_feed, plan_transformed_feed, quoted
 from farandole.spark.folders import Folder, overwrite
@@ -73,7 +74,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         # Frameworks use the GPUs that they see, so ranks on the CPU must see none.
         hidden = {} if self._wanted_gpu() is not False else {"CUDA_VISIBLE_DEVICES": ""}
         backend = self._spark_backend()
-        return hidden if backend is None else {**hidden, **backend.tasks().env}
+        return without_torch(hidden if backend is None else {**hidden, **backend.tasks().env})
 
     def _spark_backend(self) -> SparkBackend | None:
         backend = self.getBackend()

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.launch.backend import Call
+from farandole.launch.environment import without_torch
 from farandole.launch.output import Output
 from farandole.launch.pickling import describe, dump_call
 from farandole.launch.run import run_call
@@ -83,6 +84,7 @@ class HorovodRunner:
                 num_proc=self.num_processor or self._all_slots(spark),
                 description=description,
                 verbosity=self.driver_log_verbosity,
+                env=without_torch({}),
                 results="first",
                 on_message=display.show,
                 on_pickled=lambda call: self._announce(main, call),
@@ -105,7 +107,7 @@ class HorovodRunner:
                 call = dump_call(main, (), located)  # now with the paths of the rows' files
             start_timeout = Config.from_environment().start_timeout
             task = Call(call, sys.executable, start_timeout, runner=COLLECTED, keep_all=False)
-            return cast(T, run_call(task, num_proc, os.environ, output)[0])
+            return cast(T, run_call(task, num_proc, without_torch(os.environ), output)[0])
 
     def _all_slots(self, spark: SparkSession) -> int:
         warnings.warn(

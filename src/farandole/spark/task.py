@@ -20,10 +20,11 @@ from pyspark import BarrierTaskContext
 
 from farandole.config import Config
 from farandole.errors import ConfigError
-from farandole.handshake import split_address
+from farandole.handshake import join_address, split_address
 from farandole.launch.calls import RankCall
 from farandole.launch.channel import Orders
 from farandole.launch.cores import available_cores, threads_per_rank
+from farandole.launch.environment import wants_torch
 from farandole.launch.failures import Failure, culprit, to_payload
 from farandole.launch.reserved import ReservedPort
 from farandole.other_launchers import note_launches
@@ -279,8 +280,11 @@ class Task:
         place = Topology.from_hosts(rank, [str(each["host"]) for each in met])
         rendezvous, torch_port = str(met[0]["rendezvous"]), met[0]["torch_port"]
         assert isinstance(torch_port, int)
-        job = JobEnvironment.of(place, rendezvous=rendezvous, secret=self._secret, job=self.plan.job)
-        env = job.write(torch_store=(split_address(rendezvous)[0], torch_port)) | note_launches(self._env)
+        torch_store = join_address(split_address(rendezvous)[0], torch_port)
+        job = JobEnvironment.of(
+            place, rendezvous=rendezvous, secret=self._secret, job=self.plan.job, torch_store=torch_store
+        )
+        env = job.write(torch_env=wants_torch(self._env)) | note_launches(self._env)
         gpus = visible_gpus([met[local]["gpus"] for local in place.local_ranks])
         if gpus and "CUDA_VISIBLE_DEVICES" not in self.plan.env:
             env["CUDA_VISIBLE_DEVICES"] = gpus

@@ -14,6 +14,7 @@ from farandole.core.operations.reduction import Adasum, Max
 from farandole.core.process_sets.process_set import ProcessSet
 from farandole.torch.front import Front
 from farandole.torch.ops import allreduce, allreduce_async_
+from farandole.torch.second_group import warn_of_second_group
 
 __all__ = ["AdasumFront", "Combination"]
 
@@ -90,6 +91,7 @@ class AdasumFront(Front):
 
         Blocks until every rank has taken part. A `closure` gets this rank's parameters and gradients only. If a
         gradient scaler found infinities on any rank, no rank steps."""
+        warn_of_second_group()
         if not self._unscaled():
             return None
         if self._alone:

@@ -22,6 +22,7 @@ from farandole.torch.adasum import AdasumFront, Combination
 from farandole.torch.front import Front, put_in_front
 from farandole.torch.ops import Compression
 from farandole.torch.reducer import Parameter, Reducer
+from farandole.torch.second_group import warn_of_second_group
 
 __all__ = ["DistributedOptimizer"]
 
@@ -72,6 +73,7 @@ class _Distributed(Front):
 
         The closure's loss is reduced too, so that an optimizer's use of it, such as a line search, is the same on all
         ranks. Blocks until every rank has taken part."""
+        warn_of_second_group()
         if closure is not None and self._should_synchronize:
             closure = self._reducing(closure)
         elif self._should_synchronize:

@@ -13,6 +13,7 @@ from farandole.core.operations.handle import Handle
 from farandole.core.operations.objects import broadcast_object
 from farandole.torch.adapter import DTYPES
 from farandole.torch.ops import broadcast_async_
+from farandole.torch.second_group import warn_of_second_group
 
 __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -110,6 +111,7 @@ def _map_items(value: object, change: Callable[[object], object]) -> object:
 
 def _broadcast(pairs: list[tuple[str, torch.Tensor]], root: int, prefix: str) -> None:
     """Broadcast all tensors at once; those that the engine cannot write in place go through a copy."""
+    warn_of_second_group()
     underway: list[tuple[torch.Tensor, torch.Tensor, Handle[torch.Tensor]]] = []
     for name, tensor in pairs:
         plain = tensor.detach()

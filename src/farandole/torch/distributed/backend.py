@@ -11,6 +11,7 @@ from farandole.errors import ConfigError
 from farandole.topology import JobEnvironment
 from farandole.torch.distributed.group import FarandoleGroup
 from farandole.torch.distributed.store import StoreRendezvous
+from farandole.torch_env import find_stores_of_jobs
 
 __all__ = ["make_group", "register"]
 
@@ -18,6 +19,7 @@ __all__ = ["make_group", "register"]
 def register() -> None:
     """Register the backend "farandole" for tensors of CPU and CUDA with `init_process_group`. May be called again."""
     dist.Backend.register_backend("farandole", make_group, extended_api=True, devices=["cpu", "cuda"])
+    find_stores_of_jobs()
 
 
 def make_group(asked: Any, options: object = None) -> FarandoleGroup:
