@@ -24,6 +24,7 @@ ENVIRONMENT = (
     PACKAGE / "ray" / "worker.py",
     PACKAGE / "spark",
     PACKAGE / "compat" / "children.py",
+    PACKAGE / "compat" / "importable",
     PACKAGE / "integrations" / "flyte",
     PACKAGE / "integrations" / "mpi_operator.py",
 )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.compat.answers import IMPORTABLE, VERSION
-from farandole.compat.children import env, pass_on, with_answers
+from farandole.compat.children import env, environment_of_ranks, pass_on, with_answers
 from farandole.compat.horovodrun import run_commandline
 from farandole.compat.launching import run
 from farandole.compat.options_file import SECTIONS, parse_options
@@ -182,6 +182,29 @@ def test_torchruns_variables_below_farandole_run(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("FARANDOLE_TORCH_ENV", asked)
     pass_on()
     assert ("RANK" in os.environ, "MASTER_ADDR" in os.environ) == (bool(asked), bool(asked))
+
+
+OPTIONAL = """
+try:
+    import {0}
+except ImportError as error:
+    print("serial:", error)
+"""
+
+
+@pytest.mark.parametrize("package", ["horovod", "petastorm", "sparkdl"])
+def test_a_rank_whose_python_lacks_farandole_does_not_train_alone(package: str) -> None:
+    def start(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-S", "-c", OPTIONAL.format(package)]  # -S: without the folder of packages
+        env = environment | {"PYTHONPATH": str(IMPORTABLE)}
+        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+
+    done = start(environment_of_ranks())
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"RuntimeError: import {package}: {sys.executable} cannot import farandole (No module named" in done.stderr
+    assert f"the launcher, {sys.executable}," in done.stderr and "-m pip install farandole" in done.stderr
+    # A process that no launcher has started may do without.
+    assert start({}).stdout == "serial: No module named 'farandole'\n"
 
 
 def compat(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

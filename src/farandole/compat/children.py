@@ -1,6 +1,7 @@
 """Environment of child processes, with the folder on PYTHONPATH that makes `import horovod` work in them."""
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -29,8 +30,8 @@ def with_answers(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_of_ranks() -> dict[str, str]:
-    """Return this process's environment for ranks, with the folder on their path."""
-    return with_answers(os.environ)
+    """Return this process's environment for ranks, with the folder on their path and the name of this Python."""
+    return {**with_answers(os.environ), "FARANDOLE_LAUNCHER": sys.executable}
 
 
 def get_env_rank_and_size() -> tuple[int, int]:

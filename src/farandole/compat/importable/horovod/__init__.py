@@ -1,9 +1,5 @@
 """Package that a process with this folder on its path imports as `horovod`: it installs compat and gives way to it."""
 
-import importlib
-import sys
+from farandole_answers import answer
 
-# After this file has run, the import system returns the module that is in sys.modules.
-del sys.modules["horovod"]
-importlib.import_module("farandole.compat").install()
-importlib.import_module("horovod")
+answer(__name__)
