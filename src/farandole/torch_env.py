@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import _rendezvous_handlers, rendezvous
 

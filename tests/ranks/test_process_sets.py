@@ -56,6 +56,25 @@ def test_sets_within_and_across_hosts() -> None:
     assert run_ranks(4, on_two_hosts, how="processes") == [[[s, s] for s in sums[rank]] for rank in range(4)]
 
 
+def by_communicators(context: Context) -> list[object]:
+    """Add sets as ranks of MPI give them: the halves of a split, then a communicator of which some ranks have no part.
+
+    Numbers of MPI differ from the ranks here."""
+    place = 10 - context.rank
+    half, one = hvd.ProcessSet([]), hvd.ProcessSet([])
+    halves = context.sets.add_parts(half, place, [8, 10] if place % 2 == 0 else [7, 9])
+    alone = context.sets.add_parts(one, place, [9] if place == 9 else [])
+    with pytest.raises(ValueError, match=r"processes \[0, 0, 0, 0\] of MPI, .*horovodrun --mpi"):
+        context.sets.add_parts(object(), 0, [0])
+    return [halves, half.process_set_id, alone, one.process_set_id, sorted(context.sets.ranks_by_number.items())]
+
+
+def test_sets_of_communicators() -> None:
+    sets = [(0, (0, 1, 2, 3)), (1, (0, 2)), (2, (1, 3)), (3, (1,))]
+    of_rank = [[[0, 2], 1, [1], 3, sets], [[1, 3], 2, [1], 3, sets]]
+    assert run_ranks(4, by_communicators) == of_rank * 2
+
+
 def held() -> dict[str, int]:
     """How much this process holds of what a set could leak."""
     return {

@@ -99,7 +99,7 @@ def test_horovod_runner(spark: SparkSession, np: int, capfd: pytest.CaptureFixtu
     def main(more: float) -> object:
         import horovod
 
-        assert hvd.mpi_built() is False and "farandole" in horovod.__version__
+        assert hvd.mpi_built() is False and horovod.__version__ == "0.28.1"
         return train(more)
 
     assert HorovodRunner(np=np).run(main, more=0.5) == (0, 2.0)

@@ -166,10 +166,43 @@ def site(mpirun: str, tmp_path: Path) -> dict[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONUNBUFFERED": ""}
 
 
+# Programs pass mpi4py's communicators: the job is that of the communicator, or the sets are.
+COMMUNICATORS = """
+import sys
+import numpy, farandole.numpy as hvd
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+half = world.Split(world.rank % 2, -world.rank)
+alone = world.Split(0 if world.rank == 1 else MPI.UNDEFINED)
+hvd.init(comm=half)
+assert (hvd.rank(), hvd.size()) == (half.rank, 2)
+total = hvd.allreduce(numpy.ones(1) * world.rank, op=hvd.Sum)[0]
+hvd.shutdown()
+some = hvd.ProcessSet(half)
+hvd.init(comm=world, process_sets=[some])
+hvd.init(comm=world)
+assert (hvd.rank(), hvd.size(), some.mpi_comm) == (world.rank, 4, half)
+assert some.ranks == [world.rank % 2, world.rank % 2 + 2]
+one = hvd.add_process_set(alone)
+assert (one.ranks, one.included()) == ([1], world.rank == 1)
+again = hvd.allreduce(numpy.ones(1) * world.rank, op=hvd.Sum, process_set=some)[0]
+sys.stdout.write(f"rank {hvd.rank()}: {total} {again}\\n")
+"""
+
+
+def test_communicators_of_mpi4py() -> None:
+    pytest.importorskip("mpi4py")
+    done = SITES["Open MPI"]().run(4, sys.executable, "-c", COMMUNICATORS)
+    assert done.returncode == 0, done.stderr
+    totals = [2.0, 4.0, 2.0, 4.0]  # of ranks 0 and 2, or 1 and 3
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: {each} {each}" for rank, each in enumerate(totals)]
+
+
 SETTINGS = """
 import os
 import horovod.torch as hvd
 hvd.init()
+assert hvd.mpi_built() and hvd.mpi_threads_supported()
 print("rank", hvd.rank(), "of", f"{hvd.size()}:", os.environ["FARANDOLE_CACHE_CAPACITY"], os.environ["MINE"])
 """
 

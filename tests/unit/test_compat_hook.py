@@ -55,6 +55,7 @@ def test_it_goes_as_it_came() -> None:
     import horovod.version
 
     assert horovod.version.__version__ == VERSION
+    assert [int(part) for part in str(horovod.version.__version__).split(".")] == [0, 28, 1]  # as programs do
     assert len(sys.meta_path) == len(before[1]) + 1
     uninstall()
     uninstall()

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from farandole.launch.reserved import ReservedPort

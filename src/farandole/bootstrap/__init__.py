@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import cast
 
+from farandole.bootstrap.communicators import Communicator, warn_of_lone_processes
 from farandole.bootstrap.hosted import Exchange, meet
 from farandole.bootstrap.indexed_job import is_indexed_job, meet_in_indexed_job, warn_of_lone_pods
 from farandole.bootstrap.mpi import MpiExchange
@@ -21,19 +22,28 @@ from farandole.topology import JobEnvironment
 __all__ = ["find_rendezvous"]
 
 
-def find_rendezvous(config: Config, env: Mapping[str, str] | None = None) -> Rendezvous:
+def find_rendezvous(
+    config: Config, env: Mapping[str, str] | None = None, communicator: Communicator | None = None
+) -> Rendezvous:
     """Make the rendezvous for the variables that a launcher has set in `env` (default: `os.environ`).
 
     Without a launcher this process is the only rank. Processes of mpirun, srun or torchrun get rank 0's address and a
-    new secret through an exchange of the launcher (MPI, a shared folder, torch's store), and then meet at rank 0. That
-    blocks until all have arrived, up to `config.start_timeout`. Pods of an Indexed Job meet at rank 0's host name, in
-    the first all-gather. Raises `ConfigError` if the exchange is not available or connects fewer processes than the
-    launcher has started, and `RendezvousError` for ranks that do not find rank 0."""
+    new secret through an exchange of the launcher (MPI, a shared folder, torch's store), and then meet at rank 0.
+    That blocks until all have arrived, up to `config.start_timeout`. Pods of an Indexed Job meet at rank 0's host
+    name, in the first all-gather. With a `communicator` of MPI its processes meet, in its order. Raises `ConfigError`
+    if the exchange is not available or connects fewer processes than the launcher has started, and `RendezvousError`
+    for ranks that do not find rank 0."""
     env = os.environ if env is None else env
-    if JobEnvironment.read(env) is not None:
+    job = JobEnvironment.read(env)
+    if job is not None:
+        if job.rank == 0:
+            warn_of_lone_processes(job.size)
         return from_environment(env)
     require_listed_host(env)
     found = find_other_launch(env)
+    if communicator is not None and (communicator.Get_size() > 1 or (found is not None and found.way == "mpi")):
+        deadline = Deadline(config.start_timeout)
+        return meet(MpiExchange(found, config.mpi_library, deadline, communicator), config, deadline)
     if found is None and is_indexed_job(env):
         return meet_in_indexed_job(env, config)
     if found is None:

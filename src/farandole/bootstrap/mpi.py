@@ -7,15 +7,16 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from farandole.bootstrap.mpi_library import find_library
+from farandole.bootstrap.communicators import Communicator, handle_of
+from farandole.bootstrap.mpi_library import find_library, loaded_library
 from farandole.errors import ConfigError, RendezvousError
 from farandole.handshake import Deadline
 from farandole.other_launchers import OtherLaunch
 
-__all__ = ["MpiExchange", "MpiProcess", "call_in_time"]
+__all__ = ["MpiExchange", "MpiProcess", "call_in_time", "mpi_allows_threads"]
 
 BUFFER = 1 << 16  # bytes of the broadcast
 CHECK = 0.2  # seconds between two checks of a deadline
@@ -52,7 +53,46 @@ class _Abi:
         return cls("MPICH's ABI", 0x44000000, 0x4C00010D, 0x54000001, 3)
 
 
-class MpiProcess:
+class _Library:
+    """MPI's library, whose functions raise `RendezvousError` where they fail."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._mpi = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)  # Open MPI's plugins look for its names
+        except OSError as error:
+            raise ConfigError("mpi_library", f"{path} cannot be loaded: {error}") from error
+        self.path = path
+        self._abi = _Abi.of(self._mpi)
+
+    def runs(self) -> bool:
+        """Return whether MPI has started in this process, and not ended."""
+        return self._ask("MPI_Initialized") and not self._ask("MPI_Finalized")
+
+    def allows_threads(self) -> bool:
+        """Return whether all threads may call MPI at any time."""
+        granted = ctypes.c_int()
+        self._call("MPI_Query_thread", ctypes.byref(granted))
+        return granted.value == self._abi.multiple
+
+    def _ask(self, name: str) -> bool:
+        flag = ctypes.c_int()
+        self._call(name, ctypes.byref(flag))
+        return bool(flag.value)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._mpi, name)(*arguments)
+        if code != 0:
+            raise RendezvousError(f"{name} failed with code {code}")
+
+
+def mpi_allows_threads() -> bool | None:
+    """Return whether all threads of this process may call MPI; None if MPI does not run in it."""
+    path = loaded_library()
+    library = None if path is None else _Library(path)
+    return library.allows_threads() if library is not None and library.runs() else None
+
+
+class MpiProcess(_Library):
     """This process within MPI, which the constructor starts unless it has been started before.
 
     If the constructor starts MPI, a thread of its own makes the calls that may block, because MPI has no time limits,
@@ -61,12 +101,7 @@ class MpiProcess:
     time limit."""
 
     def __init__(self, path: str, variable: str, deadline: Deadline) -> None:
-        try:
-            self._mpi = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)  # Open MPI's plugins look for its names
-        except OSError as error:
-            raise ConfigError("mpi_library", f"{path} cannot be loaded: {error}") from error
-        self.path = path
-        self._abi = _Abi.of(self._mpi)
+        super().__init__(path)
         if self._ask("MPI_Finalized"):
             raise ConfigError(variable, "needs MPI, but MPI has ended in this process; call init before")
         self._thread = None if self._ask("MPI_Initialized") else _Thread()
@@ -84,11 +119,10 @@ class MpiProcess:
         """The library as the dynamic linker knows it."""
         return self._mpi._handle
 
-    def allows_threads(self) -> bool:
-        """Return whether all threads may call MPI at any time."""
-        granted = ctypes.c_int()
-        self._call("MPI_Query_thread", ctypes.byref(granted))
-        return granted.value == self._abi.multiple
+    def narrow(self, communicator: int, deadline: Deadline) -> None:
+        """Count and broadcast among the processes of a communicator, given by its handle, from now on."""
+        self._abi = replace(self._abi, world=communicator)
+        self.rank, self.size = self._on_thread(self._place, deadline)
 
     def broadcast(self, buffer: "ctypes.Array[ctypes.c_char]", deadline: Deadline) -> None:
         """Give rank 0's `buffer` to all processes; raises `RendezvousError` at `deadline`.
@@ -118,16 +152,6 @@ class MpiProcess:
         with contextlib.suppress(TimeoutError):  # other ranks do not end MPI; the launcher ends them
             thread.run(lambda: self._call("MPI_Finalize"), LEAVE)
 
-    def _ask(self, name: str) -> bool:
-        flag = ctypes.c_int()
-        self._call(name, ctypes.byref(flag))
-        return bool(flag.value)
-
-    def _call(self, name: str, *arguments: object) -> None:
-        code = getattr(self._mpi, name)(*arguments)
-        if code != 0:
-            raise RendezvousError(f"{name} failed with code {code}")
-
     def _on_thread(self, action: Callable[[], T], deadline: Deadline) -> T:
         """Run `action` on the thread that has started MPI; if MPI ran before, on a new thread if MPI allows that.
 
@@ -143,17 +167,26 @@ class MpiProcess:
 
 
 class MpiExchange:
-    """Exchange through a broadcast of MPI."""
+    """Exchange through a broadcast of MPI, among all processes or those of a communicator of mpi4py."""
 
-    def __init__(self, found: OtherLaunch, library: str | None, deadline: Deadline) -> None:
-        self._process = MpiProcess(find_library(found, library), found.variable, deadline)
-        self.rank, self.size = self._process.rank, self._process.size
-        if self.size < found.value:
+    def __init__(
+        self,
+        found: OtherLaunch | None,
+        library: str | None,
+        deadline: Deadline,
+        communicator: Communicator | None = None,
+    ) -> None:
+        self._process = MpiProcess(find_library(found, library), "comm" if found is None else found.variable, deadline)
+        if found is not None and self._process.size < found.value:
             raise ConfigError(
                 found.variable,
-                f"is {found.value}: {found}, but {self._process.path} ({self._process.abi}) sees only {self.size}, so "
-                "it belongs to another MPI. Set FARANDOLE_MPI_LIBRARY to the library of the launcher",
+                f"is {found.value}: {found}, but {self._process.path} ({self._process.abi}) sees only "
+                f"{self._process.size}, so it belongs to another MPI. Set FARANDOLE_MPI_LIBRARY to the library of the "
+                "launcher",
             )
+        if communicator is not None:
+            self._process.narrow(handle_of(communicator), deadline)
+        self.rank, self.size = self._process.rank, self._process.size
 
     def share(self, payload: bytes, deadline: Deadline) -> bytes:
         """Return rank 0's `payload` on every rank; blocks and raises like `MpiProcess.broadcast`."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from farandole.errors import ConfigError
 from farandole.other_launchers import OtherLaunch
 
-__all__ = ["find_library"]
+__all__ = ["find_library", "loaded_library"]
 
 ANCESTORS = 8  # most processes from this one up to the launcher's; some are shells
 
@@ -27,9 +27,9 @@ def find_library(found: OtherLaunch | None, library: str | None) -> str:
     """Return the MPI library to load: `library`, one that is loaded, the launcher's, or the linker's.
 
     `found` is the launch that this process is part of, if it is known. Raises `ConfigError` if there is no library."""
-    loaded = next((path for path in _mapped("self") if _LIBRARY.fullmatch(path.name)), None)
-    if library is not None or loaded is not None:
-        return library or str(loaded)
+    known = library or loaded_library()
+    if known is not None:
+        return known
     names = _names(found)
     for folder in _folders_of_launcher():
         for name in names:
@@ -47,6 +47,11 @@ def find_library(found: OtherLaunch | None, library: str | None) -> str:
         f"is {found.value}: {found}, but {listed}. Set FARANDOLE_MPI_LIBRARY to its file, or start the ranks with: "
         f"farandole run -np {found.size or 'N'} python train.py",
     )
+
+
+def loaded_library() -> str | None:
+    """Return the MPI library that this process has loaded; None without one."""
+    return next((str(path) for path in _mapped("self") if _LIBRARY.fullmatch(path.name)), None)
 
 
 def _names(found: OtherLaunch | None) -> tuple[str, ...]:

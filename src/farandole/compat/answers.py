@@ -23,8 +23,8 @@ __all__ = [
     "missing_package",
 ]
 
-# Horovod's last release, whose interface compat has, because programs compare versions. The local part is farandole's.
-VERSION = f"0.28.1+farandole.{farandole.__version__}"
+# Horovod's last release, whose interface compat has. Programs compare it, or take it apart into three numbers.
+VERSION = "0.28.1"
 
 # The oldest Lightning that the estimator supports; programs compare their Lightning with it.
 MIN_PL_VERSION = "2.4"

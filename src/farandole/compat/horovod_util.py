@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Return False: farandole is not built against an MPI library."""
+    """Return whether MPI has started the ranks."""
     return builds.mpi_built()
 
 

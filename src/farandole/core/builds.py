@@ -1,7 +1,10 @@
 """Horovod's queries about the build, such as `mpi_built`. In farandole nothing of this is chosen at build time."""
 
+from farandole.bootstrap.mpi import mpi_allows_threads
 from farandole.core import default
 from farandole.errors import ConfigError
+from farandole.other_launchers import find_other_launch
+from farandole.topology import JobEnvironment
 
 __all__ = [
     "ccl_built",
@@ -19,9 +22,11 @@ __all__ = [
 
 
 def mpi_threads_supported() -> bool:
-    """Return True if tensors go over MPI, which then supports several threads; otherwise raise `ConfigError`."""
-    if default.context().is_over_mpi:
-        return True
+    """Return whether all threads may call MPI, below mpirun and `horovodrun --mpi`; raises `ConfigError` elsewhere."""
+    default.context()  # raises before `init`, which starts MPI
+    supported = mpi_allows_threads() if mpi_built() else None
+    if supported is not None:
+        return supported
     raise ConfigError("mpi_threads_supported", "MPI is not enabled; farandole connects the ranks itself")
 
 
@@ -31,8 +36,11 @@ def mpi_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """Return False: farandole is not built against an MPI library."""
-    return False
+    """Return whether MPI has started the ranks, as mpirun and `horovodrun --mpi` do.
+
+    farandole is built without MPI and opens the library there."""
+    found = find_other_launch()
+    return found is not None and found.way == "mpi" and JobEnvironment.read() is None
 
 
 def gloo_enabled() -> bool:

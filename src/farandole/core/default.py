@@ -13,8 +13,10 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from farandole.bootstrap import find_rendezvous
+from farandole.bootstrap.communicators import Communicator, is_communicator, spans
 from farandole.config import Config
 from farandole.core.context import Context
+from farandole.core.process_sets.agreement import Sets
 from farandole.core.process_sets.membership import Counters, Membership
 from farandole.errors import ConfigError, NotInitializedError
 from farandole.rendezvous import Rendezvous
@@ -46,6 +48,8 @@ class RankSet(Protocol):
 
     @property
     def ranks(self) -> list[int] | None: ...
+
+    def add_to(self, sets: Sets) -> None: ...
 
 
 class _ContextMembership(Membership):
@@ -115,7 +119,7 @@ def _share() -> None:
 
 
 def init(
-    comm: Sequence[int] | None = None,
+    comm: Sequence[int] | Communicator | None = None,
     process_sets: Sequence[RankSet] | str | None = None,
     *,
     config: Config | None = None,
@@ -124,10 +128,11 @@ def init(
     """Connect to the other ranks and start the engine; does nothing if the job is running already.
 
     Blocks until every rank has called or `Config.start_timeout` has passed. `farandole run`, `mpirun`, `srun` or
-    `torchrun` may have started the ranks. Without a launcher this process is the only rank. `shutdown` is called at
-    interpreter exit. `process_sets` are added in this order, as `add_process_set` does; "dynamic" adds none. Sets can
-    be added later in any case. Raises `RendezvousError` with the missing ranks, `ConfigError` for a `comm` other than
-    all ranks or for a launcher whose processes cannot exchange bytes, and `ValueError` for a duplicate set.
+    `torchrun` may have started the ranks. Without a launcher this process is the only rank. With a communicator of
+    mpi4py, below mpirun, its processes are the job's ranks, in its order. `shutdown` is called at interpreter exit.
+    `process_sets` are added in this order, as `add_process_set` does; "dynamic" adds none. Sets can
+    be added later in any case. Raises `RendezvousError` with the missing ranks, `ConfigError` for a list of
+    some ranks or for a launcher whose processes cannot exchange bytes, and `ValueError` for a duplicate set.
     """
     global _process, _atexit_registered
     sets = _checked_sets(process_sets)
@@ -147,8 +152,9 @@ def init(
         raise ConfigError("process_sets", f"the job is running already; use add_process_set to add {unknown}")
 
 
-def _join(comm: Sequence[int] | None, config: Config, rendezvous: Rendezvous | None) -> Context:
-    met = find_rendezvous(config) if rendezvous is None else rendezvous
+def _join(comm: Sequence[int] | Communicator | None, config: Config, rendezvous: Rendezvous | None) -> Context:
+    communicator = comm if is_communicator(comm) else None
+    met = find_rendezvous(config, communicator=communicator) if rendezvous is None else rendezvous
     try:
         _require_all_ranks(comm, met.size)
         return Context(met, config)
@@ -174,7 +180,7 @@ def _add_sets(context: Context, sets: Sequence[RankSet]) -> None:
     global _process
     try:
         for process_set in sets:
-            context.sets.add(process_set, process_set.ranks or ())
+            process_set.add_to(context.sets)
     except BaseException:
         _process = None
         _share()
@@ -182,11 +188,15 @@ def _add_sets(context: Context, sets: Sequence[RankSet]) -> None:
         raise
 
 
-def _require_all_ranks(comm: Sequence[int] | None, size: int) -> None:
+def _require_all_ranks(comm: Sequence[int] | Communicator | None, size: int) -> None:
     if comm is None:
         return
+    if is_communicator(comm):
+        if not spans(comm, size):
+            raise ConfigError("comm", f"has {comm.Get_size()} processes, but the job has {size} ranks")
+        return
     if not isinstance(comm, Sequence):
-        raise ConfigError("comm", f"an MPI communicator is not supported ({type(comm).__name__}); leave it out")
+        raise ConfigError("comm", f"must be a communicator of mpi4py or all ranks, got {type(comm).__name__}")
     if list(comm) not in ([], list(range(size))):
         raise ConfigError("comm", f"only all ranks in order are supported, 0 to {size - 1}, got {list(comm)}")
 

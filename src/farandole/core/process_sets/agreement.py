@@ -94,6 +94,29 @@ class Sets:
             self._end(membership)
             raise EngineClosed("it was shut down while a process set was added")
 
+    def add_parts(self, key: object, place: int, members: Sequence[int]) -> list[int]:
+        """Make a set of each communicator that a rank gives; return the ranks of this rank's, which is under `key`.
+
+        `place` is this rank's number in MPI, and `members` are those of its communicator; none for MPI_COMM_NULL, whose
+        ranks take the first set. Blocks and raises like `add`."""
+        given: list[tuple[int, list[int]]] = [
+            tuple(json.loads(each)) for each in self._gather(json.dumps([place, list(members)]).encode())
+        ]
+        rank_at = {number: rank for rank, (number, _) in enumerate(given)}
+        if len(rank_at) < len(given) or any(each not in rank_at for _, among in given for each in among):
+            raise ValueError(
+                f"the ranks are the processes {[number for number, _ in given]} of MPI, so no process set can be made "
+                "of a communicator; start the ranks with mpirun or horovodrun --mpi"
+            )
+        parts = [sorted(rank_at[each] for each in among) for _, among in given]
+        distinct = [list(each) for each in dict.fromkeys(tuple(part) for part in parts if part)]
+        if not distinct:
+            raise ValueError("a process set needs at least one rank, but all ranks have given MPI_COMM_NULL")
+        mine = parts[self._topology.rank] or distinct[0]
+        for part in distinct:
+            self.add(key if part == mine else tuple(part), part)
+        return mine
+
     def remove(self, key: object) -> bool:
         """Remove the set added under `key`; returns False, without blocking, if there is none.
 

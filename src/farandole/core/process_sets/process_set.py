@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 
+from farandole.bootstrap.communicators import Communicator, is_communicator, own_place, places_of
 from farandole.core import default
+from farandole.core.process_sets.agreement import Sets
 from farandole.core.process_sets.membership import Membership
 from farandole.errors import InvalidRequest
 
@@ -21,7 +23,11 @@ class ProcessSet:
 
     Before that, and after its removal, `process_set_id` is None."""
 
-    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+    def __init__(self, ranks_or_comm: Iterable[int] | Communicator) -> None:
+        self._comm = ranks_or_comm if is_communicator(ranks_or_comm) else None
+        if is_communicator(ranks_or_comm):
+            self._ranks: list[int] | None = None  # known once the set is registered
+            return
         if not isinstance(ranks_or_comm, Iterable):
             raise ValueError(f"ProcessSet needs a list of ranks (integers), got {type(ranks_or_comm).__name__}")
         ranks = list(ranks_or_comm)
@@ -42,22 +48,29 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int] | None:
-        return list(self._ranks)
+        return None if self._ranks is None else list(self._ranks)
 
     @property
-    def mpi_comm(self) -> None:
-        """Always None: sets are not made from MPI communicators."""
-        return None
+    def mpi_comm(self) -> Communicator | None:
+        """The communicator of mpi4py that the set was made of, if it was."""
+        return self._comm
+
+    def add_to(self, sets: Sets) -> None:
+        """Register the set with those of a job; all ranks must call it. See `add_process_set`."""
+        if self._comm is None:
+            sets.add(self, self._ranks or ())
+        else:
+            self._ranks = sets.add_parts(self, own_place(), places_of(self._comm))
 
     def size(self) -> int | None:
         """Return the number of ranks of the set; None if it is not registered."""
-        return None if self.process_set_id is None else len(self._ranks)
+        return None if self.process_set_id is None or self._ranks is None else len(self._ranks)
 
     def rank(self) -> int | None:
         """Return this process' rank in the set; None if the set is not registered.
 
         Raises `ValueError` if this process is not a member."""
-        if self.process_set_id is None:
+        if self.process_set_id is None or self._ranks is None:
             return None
         if default.rank() not in self._ranks:
             raise ValueError("Process is not part of provided process set.")
@@ -65,7 +78,7 @@ class ProcessSet:
 
     def included(self) -> bool | None:
         """Return whether this process is a member; None if the set is not registered."""
-        return None if self.process_set_id is None else default.rank() in self._ranks
+        return None if self.process_set_id is None or self._ranks is None else default.rank() in self._ranks
 
     # The object identifies the set, so copies of its holder, such as an optimizer, must hold the same object.
 
@@ -112,14 +125,15 @@ class GlobalProcessSet(ProcessSet):
 global_process_set = GlobalProcessSet()
 
 
-def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+def add_process_set(process_set: ProcessSet | Iterable[int] | Communicator) -> ProcessSet:
     """Make and return a set of some of the job's ranks; all ranks of the job must call it, members or not.
 
     Blocks until all ranks have called. Operations in flight go on. Raises, on all ranks, `ValueError` for a duplicate
     set, duplicate ranks or ranks that the job does not have, `MismatchError` if ranks give different sets, and
-    `RendezvousError` if the members cannot connect. No set is made then."""
+    `RendezvousError` if the members cannot connect. No set is made then. Ranks may give different communicators of
+    mpi4py, as after a split; each of them becomes a set."""
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    default.context().sets.add(added, added.ranks or ())
+    added.add_to(default.context().sets)
     return added
 
 

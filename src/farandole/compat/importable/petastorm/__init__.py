@@ -1,5 +1,5 @@
 """Package that a process with this folder on its path imports as `petastorm`: it installs compat and gives way."""
 
-from farandole_answers import answer
+import importlib
 
-answer(__name__)
+importlib.import_module("farandole_answers").answer(__name__)
