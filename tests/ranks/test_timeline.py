@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ import pytest
 
 import farandole.numpy as hvd
 from farandole._native import TraceText
+from farandole.compat.speech import Speech
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.default import use
@@ -191,6 +193,32 @@ def test_plans_are_marked(config: bool, tmp_path: Path) -> None:
         begins = [event["ts"] for event in events if event["name"] == "allreduce"]
         assert len(marks) == len(begins) == 3
         assert all(mark <= begin for mark, begin in zip(marks, begins, strict=True))
+
+
+@pytest.fixture
+def speech() -> Iterator[None]:
+    patch = Speech()
+    yield
+    patch.end()
+
+
+def test_programs_of_horovod_find_its_names(speech: None, tmp_path: Path) -> None:
+    def body(context: Context) -> None:
+        hvd.start_timeline(tmp_path / "trace.json", mark_cycles=True)
+        hvd.allreduce(np.ones(4), name='the "queue"')
+        hvd.allgather(np.ones(4), name="x")
+
+    run_ranks(2, body)
+    names = [event["name"] for event in read(tmp_path / "trace.json") if event["ph"] != "M"]
+    assert {*names} - {"QUEUE"} == {
+        *("NEGOTIATE_ALLREDUCE", "ALLREDUCE", "NEGOTIATE_ALLGATHER", "ALLGATHER", "CYCLE_START"),
+    }
+    found = read_traces([tmp_path / "trace.json"])
+    assert not found.warnings and [*found.ranks] == [0, 1]
+    for trace in found.ranks.values():
+        asked = [(each.kind, each.tensor, each.asked is not None) for each in trace.operations]
+        assert asked == [("allreduce", 'allreduce.the "queue"', True), ("allgather", "allgather.x", True)]
+        assert {each["name"] for each in trace.others} == {"plan"}
 
 
 def test_what_cannot_be_written_changes_nothing(tmp_path: Path) -> None:

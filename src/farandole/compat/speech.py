@@ -1,4 +1,4 @@
-"""Horovod's sentences in front of farandole's errors, for programs that look for them."""
+"""Horovod's sentences in front of farandole's errors, and its names in timelines, for programs that look for them."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -12,6 +12,7 @@ from farandole.errors import (
     PeerLost,
     RankFailed,
 )
+from farandole.timeline.names import Spelling, as_horovod
 
 __all__ = ["Speech", "horovods_sentence"]
 
@@ -63,19 +64,22 @@ def horovods_sentence(error: FarandoleError) -> str:
 
 
 class Speech:
-    """Patch that puts Horovod's sentences in front of the errors' texts, from construction until `end`.
+    """Patch that puts Horovod's sentences in front of the errors' texts, and its names of events into timelines.
 
-    It patches the errors' classes, because errors are raised in many places, also in the native core and within
-    autograd."""
+    It lasts from construction until `end`. It patches the errors' classes, because errors are raised in many places,
+    also in the native core and within autograd."""
 
     def __init__(self) -> None:
         kinds: tuple[type[FarandoleError], ...] = _KINDS
         self._before: dict[type[FarandoleError], Text] = {kind: kind.__str__ for kind in kinds}
         for kind, ours in self._before.items():
             kind.__str__ = _with_sentence(ours)  # type: ignore[method-assign, assignment]
+        self._spelling = Spelling.of_events
+        Spelling.of_events = as_horovod
 
     def end(self) -> None:
-        """Restore the errors' own texts."""
+        """Restore the errors' own texts and the own names of events."""
+        Spelling.of_events = self._spelling
         for kind, ours in self._before.items():
             kind.__str__ = ours  # type: ignore[method-assign, assignment]
 

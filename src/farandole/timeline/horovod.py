@@ -6,11 +6,10 @@ from itertools import count
 
 from farandole.timeline.clocks import Clock
 from farandole.timeline.meetings import find_meetings
+from farandole.timeline.names import CYCLE, PLAN
 from farandole.timeline.trace import Operation, RankTrace
 
 __all__ = ["spell_as_horovod"]
-
-PLAN, CYCLE = "plan", "CYCLE_START"  # our mark, and Horovod's for the same moment
 
 
 def spell_as_horovod(ranks: Mapping[int, RankTrace], clocks: Sequence[Clock], warnings: Sequence[str]) -> Iterator[str]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from farandole.timeline.clocks import Clock
-from farandole.timeline.reading import NEGOTIATE, QUEUE
+from farandole.timeline.names import NEGOTIATE, QUEUE
 from farandole.timeline.trace import RankTrace
 
 __all__ = ["merge_traces"]

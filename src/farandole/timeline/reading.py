@@ -8,11 +8,11 @@ from typing import NoReturn
 
 from farandole.errors import TraceError, spell_ranks
 from farandole.timeline.files import sibling_paths
+from farandole.timeline.names import NEGOTIATE, QUEUE, own_name
 from farandole.timeline.trace import Operation, RankTrace
 
 __all__ = ["Traces", "read_traces"]
 
-NEGOTIATE, QUEUE = "negotiate", "queue"
 _SPACE = re.compile(r"\s*")
 _NEAR = 1000  # ns: largest rounding error between the end of a negotiation and the begin of its operation
 _MOST = 1 << 63  # ns
@@ -153,11 +153,12 @@ class _File:
         phase, name = event.get("ph"), event.get("name")
         if not isinstance(phase, str) or not isinstance(name, str):
             raise ValueError("has no ph or no name that is a text")
+        name = own_name(name)
         if phase == "M":
             _take_metadata(trace, name, event)
         elif phase != "X":
             _time(event, "ts")
-            trace.others.append(event)
+            trace.others.append({**event, "name": name})
         else:
             track, begin, duration = _whole(event, "tid"), _time(event, "ts"), _time(event, "dur")
             if duration < 0:

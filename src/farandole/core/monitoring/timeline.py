@@ -14,6 +14,7 @@ from farandole._native import Engine, TraceText
 from farandole.core.monitoring.trace_file import TraceFile
 from farandole.errors import ConfigError, EngineClosed, InvalidRequest
 from farandole.timeline.files import timeline_path
+from farandole.timeline.names import Spelling
 
 __all__ = ["Timeline"]
 
@@ -155,7 +156,7 @@ class Timeline:
         written = 0
         self._text.take(engine, label)
         while events := self._text.next():
-            self._append(events)
+            self._append(Spelling.of_events(events))
             written += len(events)
         return written
 
