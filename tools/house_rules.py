@@ -28,6 +28,7 @@ ENVIRONMENT = (
     PACKAGE / "integrations" / "flyte",
     PACKAGE / "integrations" / "mpi_operator.py",
 )
+PYTHON, OR_PYTHON = ["sys.executable"], ["executable or sys.executable"]
 NATIVE = (PACKAGE / "core", PACKAGE / "data")
 VAGUE_NAMES = ("common", "helper", "misc", "util", "utils")
 # Optional packages: a test module calls pytest.importorskip before it imports one of them.
@@ -63,6 +64,9 @@ def breaches_in_python(path: Path, text: str) -> Iterator[str]:
         elif isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") and _is_os(node.value):
             if not _within(path, ENVIRONMENT):
                 yield f"{path}:{node.lineno}: settings come from Config, the place of a rank from its context"
+        elif isinstance(node, ast.List) and [*map(ast.unparse, node.elts[:1])] in (PYTHON, OR_PYTHON):
+            if ast.unparse(node.elts[1]) not in ("'-P'", "'-I'"):
+                yield f"{path}:{node.lineno}: start Python with -P, else it runs a logging.py of the working directory"
         elif isinstance(node, ast.ImportFrom) and node.module == "farandole._native" and not _within(path, NATIVE):
             yield f"{path}:{node.lineno}: only core and data meet the native module"
 

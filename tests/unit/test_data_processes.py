@@ -204,6 +204,16 @@ def double(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def test_a_module_of_the_working_directory_replaces_none_of_pythons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logging.py").write_text("raise SystemExit('a file of the user')")
+    monkeypatch.chdir(tmp_path)
+    process_pool.end_idle()
+    write_rows(tmp_path / "rows", [[5]])
+    assert len(pids_of(loader_of(tmp_path / "rows", mark))) == 1
+
+
 def test_readers_take_processes_for_transforms(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_rows(tmp_path, RAGGED["ragged"])
     spec = TransformSpec(double)

@@ -35,6 +35,17 @@ def test_what_is_no_host_is_named(text: str) -> None:
         parse_hosts(text)
 
 
+@pytest.mark.parametrize("name", ["-oProxyCommand=x", "me@-oNo=x", "-l:2", "a b", "a;b", "$(x)", "a`x`", "a@b@c"])
+def test_names_that_ssh_or_a_shell_would_take_for_more(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="begins with no dash, and has no spaces or characters of a shell"):
+        parse_hosts(f"a:1,{name}")
+    if " " not in name:
+        (tmp_path / "hosts").write_text(f"{name} slots=2\n")
+        with pytest.raises(ConfigError, match="is no host: a name begins"):
+            read_hostfile(tmp_path / "hosts")
+    assert [host.name for host in parse_hosts("me@gpu_1.x-y:2,[fe80::1%eth0]:1")] == ["me@gpu_1.x-y", "fe80::1%eth0"]
+
+
 def test_hostfile(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# mine\na slots=2\n\nb:3  # b\nc max_slots=9\n")
@@ -66,8 +77,8 @@ def test_other_machines_are_reached_by_ssh(name: str) -> None:
 
 def test_the_command_of_ssh() -> None:
     words = Ssh(command="ssh -F 'my config'", port=2222, identity_file="key").words("node1", "true")
-    assert words[:3] == ["ssh", "-F", "my config"] and words[-2:] == ["node1", "true"]
-    assert words[-6:-2] == ["-p", "2222", "-i", "key"] and "BatchMode=yes" in words
+    assert words[:3] == ["ssh", "-F", "my config"] and words[-3:] == ["--", "node1", "true"]
+    assert words[-7:-3] == ["-p", "2222", "-i", "key"] and "BatchMode=yes" in words
 
 
 def test_slots(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import logging
 import os
 import platform
 import resource
+import select
 import signal
 import socket
 import sys
@@ -134,6 +135,30 @@ def test_a_silent_host_is_lost_while_a_call_is_sent_to_it(agent: Agent, monkeypa
     assert not starter.is_alive(), "the launcher waits for a host that it knows to be lost"
     assert ends.ended.wait(30) and ends.failure is not None
     assert ends.failure.reason == f"its host {HOST.name} was lost: nothing came for 0.5 s"
+
+
+def test_the_guards_of_a_stopped_agent_end_its_ranks(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody else can: the agent reads nothing, and its ranks see nothing of it."""
+    words = ["sh", "-c", f"echo $$ > {tmp_path}/rank; exec sleep 100"]
+    with monkeypatch.context() as patch:  # for the guard alone: the launcher keeps the connection
+        patch.setattr("farandole.launch.messages.SILENCE", 0.2)
+        rank = agent.start(place(), Command(words), no_line, (ends := Ends()).end)
+    pid = tmp_path / "rank"
+    deadline = time.monotonic() + 30
+    while not pid.exists() or not pid.read_text().endswith("\n"):
+        assert time.monotonic() < deadline, "the rank has not started"
+        time.sleep(0.01)
+    stopped, process = agent_process(), os.pidfd_open(int(pid.read_text()))
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        assert select.select([process], [], [], 15)[0], "the rank lives on"
+    finally:
+        os.close(process)
+        os.kill(stopped, signal.SIGCONT)
+    assert ends.ended.wait(30) and rank.wait_gone(WAIT)
+    assert ends.failure is not None and ends.failure.reason.startswith("was killed by SIGKILL")
 
 
 def test_a_host_whose_ranks_have_ended_is_lost_silently(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:

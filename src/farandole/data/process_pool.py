@@ -112,7 +112,7 @@ class _Process:
         program = f"from {reading_process.__name__} import main; main{(_IDLE, *passed)}"
         try:
             with theirs:
-                command = [sys.executable, "-c", program]
+                command = [sys.executable, "-P", "-c", program]  # -P: ignores a logging.py in this directory
                 self._child = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)
         except BaseException:
             self.disconnect()

@@ -1,7 +1,8 @@
 """Agent of a launcher on another host, `python -m farandole.launch.agent`: starts the host's ranks and follows them.
 
 It exchanges messages with the launcher over its standard input and output. When the launcher or the connection is gone,
-it ends its ranks. When the agent itself is killed, the guards of its ranks end them.
+it ends its ranks. When the agent itself is killed, or stopped for as long as the launcher waits for a sign of life, the
+guards of its ranks end them.
 """
 
 import logging
@@ -115,6 +116,7 @@ class _Service:
         number, host = fields["rank"], Host(**fields["host"])
         place = Place(rank=number, host=host, env=fields["env"], cores=tuple(fields["cores"]))
         try:
+            self._local.stop_limit = fields["silence"]
             with naming_process_limit(OSError), self._starting:
                 self._ranks[number] = rank = self._local.start(place, _task(fields, blob), self._line, self._end)
             with naming_process_limit(OSError):

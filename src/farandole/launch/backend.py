@@ -5,6 +5,7 @@ host starts the host's ranks, follows them and ends them. An agent may be an obj
 or stand for a process on another host, with one channel for all ranks that it has started.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -33,6 +34,11 @@ OnLine: TypeAlias = Callable[[int, str, str], None]  # rank, "stdout" or "stderr
 OnEnd: TypeAlias = Callable[[int, Failure | None], None]  # rank, its failure if any
 Binding: TypeAlias = Literal["none", "cores"]
 
+# A host or user@host. ssh would take a leading dash for an option, and gives the name to the commands of its
+# configuration, which a shell reads.
+_WORD = r"""(?!-)[^\s@`$;&|<>()'"\\]+"""
+_NAME = re.compile(f"({_WORD}@)?{_WORD}")
+
 
 def check_binding(binding: str) -> None:
     """Raise `ConfigError` for an unknown binding."""
@@ -42,10 +48,15 @@ def check_binding(binding: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine and the number of ranks that may run on it."""
+    """A machine and the number of ranks that may run on it. Raises `ConfigError` for a name that ssh must not get."""
 
     name: str
     slots: int
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            problem = "a name begins with no dash, and has no spaces or characters of a shell"
+            raise ConfigError("hosts", f"{self.name!r} is no host: {problem}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

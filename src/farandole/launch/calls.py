@@ -63,6 +63,7 @@ class RankCall:
         executable: str = "",
         paths: Sequence[str] | None = None,
         cores: Iterable[int] = (),
+        stop_limit: float = 0.0,
         start_timeout: timedelta = START_TIMEOUT,
         orders: Orders | None = AT_ONCE,
         runner: str = "",
@@ -74,7 +75,8 @@ class RankCall:
         The worker imports the modules of the call, then makes the call with `orders`; if they are None, with those of
         `begin`. If there is a `runner`, "module:function", it makes the call in the worker. Threads of this rank pass
         the output to `on_line`, the call's messages to `on_message`, and the end, once, to `on_end`. An exception of
-        `on_message` is logged. A worker that has not started within `start_timeout` has failed."""
+        `on_message` is logged. A worker that has not started within `start_timeout` has failed. For `stop_limit` see
+        `RankProcess.start`."""
         ours, theirs = open_channel()
         with theirs:
             try:
@@ -86,6 +88,7 @@ class RankCall:
                     on_line=on_line,
                     pass_fds=(theirs.fileno(),),
                     cores=cores,
+                    stop_limit=stop_limit,
                 )
             except BaseException:
                 ours.close()

@@ -4,11 +4,12 @@
 thread. So code between fork and exec is safe, and the rank's parent-death signal, which Linux ties to the *thread* that
 forked, cannot fire early. The launcher may have any number of threads.
 
-    guard.py CONTROL LAUNCHER_PID CORES FDS COMMAND...
+    guard.py CONTROL LAUNCHER_PID STOP_LIMIT CORES FDS COMMAND...
 
 CONTROL is a socket to the launcher. It carries `T<milliseconds>\\n` (SIGTERM, then SIGKILL after that time) inward and
 `S<pid>\\n` (forked), `N<errno>\\n` (cannot be executed) or `E<wait status> <monotonic ns>\\n` (ended) outward.
-When the launcher is gone, for any reason, the guard kills the rank and all of its descendants.
+When the launcher is gone, for any reason, or has been stopped (SIGSTOP) for STOP_LIMIT seconds (0: for any time), the
+guard kills the rank and all of its descendants.
 """
 
 import contextlib
@@ -53,9 +54,11 @@ def children() -> list[int]:
 class Guard:
     """Starts one rank, reports its end, and leaves none of its descendants alive."""
 
-    def __init__(self, control: int, launcher: int) -> None:
+    def __init__(self, control: int, launcher: int, stop_limit: float) -> None:
         self.control = control
         self.launcher = launcher
+        self.stop_limit = stop_limit
+        self.stopped_since: float | None = None  # the time at which the launcher was first found stopped
         self.rank = 0
         self.rank_alive = False
         self.kill_at: float | None = None
@@ -126,8 +129,19 @@ class Guard:
                     return False
             for fd, _ in self.poller.poll(self.milliseconds_to_wait(now)):
                 self.handle(fd)
+            if self.stop_limit and self.launcher_has_stopped():
+                self.end(0.0)
             if self.launcher_fd < 0 and os.getppid() != self.launcher:
                 self.end(0.0)
+
+    def launcher_has_stopped(self) -> bool:
+        """Return whether all looks of the last `stop_limit` seconds have found the launcher stopped."""
+        state = ""
+        with contextlib.suppress(OSError), open(f"/proc/{self.launcher}/stat") as stat:
+            state = stat.read().rpartition(")")[2].split()[0]
+        now = time.monotonic()
+        self.stopped_since = (self.stopped_since or now) if state in ("T", "t") else None
+        return self.stopped_since is not None and now - self.stopped_since >= self.stop_limit
 
     def milliseconds_to_wait(self, now: float) -> float:
         """Return the milliseconds until the next step that needs no event."""
@@ -210,11 +224,12 @@ def become_rank(command: list[str], cores: str, go: int, failed: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    control, launcher, cores, fds = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
+    control, launcher, stop_limit = int(arguments[0]), int(arguments[1]), float(arguments[2])
+    cores, fds, command = arguments[3], arguments[4], arguments[5:]
     os.set_inheritable(control, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    guard = Guard(control, launcher)
-    started = os.getppid() == launcher and guard.start(arguments[4:], cores, [int(fd) for fd in fds.split(",") if fd])
+    guard = Guard(control, launcher, stop_limit)
+    started = os.getppid() == launcher and guard.start(command, cores, [int(fd) for fd in fds.split(",") if fd])
     return 0 if not started or guard.watch() else 1  # 1: the launcher looks for survivors
 
 

@@ -86,15 +86,17 @@ class RankProcess:
         on_line: OnLine,
         pass_fds: Sequence[int] = (),
         cores: Iterable[int] = (),
+        stop_limit: float = 0.0,
         on_exit: "Callable[[RankProcess], None] | None" = None,
     ) -> Self:
         """Start `command` with `env` and FARANDOLE_FAMILY, no input and `pass_fds`, bound to `cores` if any.
 
-        Does not wait. A thread of this rank calls `on_line` for each line, then `on_exit`. A command that cannot be
+        The rank is killed once this process has been stopped (SIGSTOP) for `stop_limit` seconds; 0: no limit. Does not
+        wait. A thread of this rank calls `on_line` for each line, then `on_exit`. A command that cannot be
         executed ends with code 127 or 126."""
         ours, theirs = socket.socketpair()
         family = new_family()
-        words = [str(theirs.fileno()), str(os.getpid()), _comma(cores), _comma(pass_fds)]
+        words = [str(theirs.fileno()), str(os.getpid()), str(stop_limit), _comma(cores), _comma(pass_fds)]
         with theirs:
             try:
                 guard = subprocess.Popen(

@@ -11,7 +11,7 @@ CYCLE = "CYCLE_START"  # Horovod's mark for the moment of our PLAN
 
 # The text of a timeline has an event per line. The phases of an operation follow each other.
 _NEGOTIATION = re.compile(
-    rb'^(\{"name":")negotiate(",[^\n]*\n(?:\{"name":"queue",[^\n]*\n)?\{"name":"([a-z_]+)")', re.M
+    rb'^(\{"name":")negotiate(",[^\n]*\n(?:\{"name":"queue",[^\n]*\n)?\{"name":"([a-z_]+)")', re.MULTILINE
 )
 _PHASE = re.compile(rb'(?<=^\{"name":")[a-z_]+(?=","ts":)', re.MULTILINE)
 

@@ -43,13 +43,16 @@ class LocalBackend:
 
 
 class LocalAgent:
-    """The agent of this machine, in this process."""
+    """The agent of this machine, in this process.
+
+    `stop_limit` is that of `RankProcess.start` for the ranks that are started from now on."""
 
     def __init__(self, address: str = "", on_message: OnRankMessage | None = None) -> None:
         self._on_message = on_message or _ignore
         self.address, self.identity = address or loopback_address(), host_identity()
         self.cores = sorted(os.sched_getaffinity(0))
         self.usable_cores = available_cores()
+        self.stop_limit = 0.0
         self._ports: list[ReservedPort] = []
 
     def reserve_port(self) -> int:
@@ -67,6 +70,7 @@ class LocalAgent:
                 on_line=on_line,
                 executable=task.executable,
                 cores=place.cores,
+                stop_limit=self.stop_limit,
                 start_timeout=task.start_timeout,
                 orders=Orders(keep=task.keep_all or place.rank == 0),
                 runner=task.runner,
@@ -80,7 +84,13 @@ class LocalAgent:
             on_end(place.rank, exit_failure(exit, process.tail) if exit.code else None)
 
         return RankProcess.start(
-            task.words, place.env, rank=place.rank, on_line=on_line, cores=place.cores, on_exit=ended
+            task.words,
+            place.env,
+            rank=place.rank,
+            on_line=on_line,
+            cores=place.cores,
+            stop_limit=self.stop_limit,
+            on_exit=ended,
         )
 
     def __enter__(self) -> Self:

@@ -19,11 +19,12 @@ from typing import Any, Protocol
 from farandole.acceptor import listen
 from farandole.errors import ConfigError, HostsError
 from farandole.handshake import join_address
+from farandole.launch import messages
 from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Task
 from farandole.launch.backends.local import LocalAgent
 from farandole.launch.failures import OUTPUT_REFUSED, Failure, from_payload
 from farandole.launch.hosts import is_local, route_to
-from farandole.launch.messages import SILENCE, Messages
+from farandole.launch.messages import Messages
 from farandole.launch.processes import GRACE
 from farandole.launch.versions import check_versions
 from farandole.limits import require_open_files
@@ -56,7 +57,7 @@ class Ssh:
         options += ["-o", "ControlMaster=no"]  # a master would wait for the connections of others through it
         options += ["-p", str(self.port)] if self.port else []
         options += ["-i", self.identity_file] if self.identity_file else []
-        return [*shlex.split(self.command), *options, host, program]
+        return [*shlex.split(self.command), *options, "--", host, program]
 
 
 class Shell(Protocol):
@@ -209,7 +210,7 @@ class SshAgent:
             self._ranks[place.rank] = rank
             lost = self._lost
         fields: dict[str, object] = {"rank": place.rank, "host": asdict(place.host)}
-        fields |= {"env": dict(place.env), "cores": list(place.cores)}
+        fields |= {"env": dict(place.env), "cores": list(place.cores), "silence": messages.SILENCE}
         blob = b""
         if isinstance(task, Call):
             blob = task.payload
@@ -268,7 +269,7 @@ class SshAgent:
                 "%s was lost: its ranks (%s) cannot be seen to end; they end by themselves within %.0f s",
                 self.host.name,
                 ", ".join(unseen),
-                SILENCE,
+                messages.SILENCE,
             )
         for rank in ranks:
             rank.lose(self.host.name, why)

@@ -167,7 +167,7 @@ def _run(*words: str) -> _Outcome:
     arguments = words if words[0] == "-m" else ("-c", *words)
     try:
         done = subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False
+            [sys.executable, "-P", *arguments], capture_output=True, text=True, timeout=SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         return _Outcome("", f"it took more than {SECONDS} s")

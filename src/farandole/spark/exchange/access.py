@@ -244,7 +244,7 @@ def _lost(address: str, error: Exception) -> RowsLost:
 def _start(plan: KeeperPlan) -> None:
     """Start this host's keeper; returns when it listens, or when another process has its name. Raises `SourceError`."""
     settings = {"secret": plan.secret.hex(), "driver": plan.driver, "interface": plan.interface}
-    command = [sys.executable, "-m", "farandole.spark.exchange.keeper"]
+    command = [sys.executable, "-P", "-m", "farandole.spark.exchange.keeper"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
         done = subprocess.run(
