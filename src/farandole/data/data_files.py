@@ -12,8 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from farandole.data.encryption import refuse_encrypted
 from farandole.data.file_systems import Files
-from farandole.data.parquet_files import check_int96, spans_of
+from farandole.data.old_times import times_as_meant
+from farandole.data.parquet_files import spans_of
 from farandole.data.pruning import Bounds, bounded_kind
 from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup, RowGroups, rows_in
@@ -128,6 +130,8 @@ class TableSource:
                 opened.fetch_tail()
             buffered = not self._files.local and opened.far is None
             with pq.ParquetFile(opened.stream, metadata=known, pre_buffer=buffered) as parquet:
+                if known is None:
+                    refuse_encrypted(opened.stream, parquet.metadata, data.file.path)
                 self._check_footer(data, parquet.metadata)
                 found = self._locate(data, parquet.schema_arrow, columns)
                 names = [field.name for field in found.values() if field is not None]
@@ -135,7 +139,7 @@ class TableSource:
                 opened.fetch(lambda: spans_of(parquet.metadata, taken, names))
                 read = parquet.read_row_groups(taken, columns=names, use_threads=False) if names else None
                 if read is not None:
-                    check_int96(opened.stream, parquet.metadata, taken, read, data.file.path)
+                    read = times_as_meant(opened.stream, parquet.metadata, taken, read, data.file.path)
         read = None if read is None else read.slice(skipped, last - first)
         made = [self._make(name, found[name], read, data, last - first) for name in columns]
         table = pa.table(made, schema=pa.schema([self.schema.field(name) for name in columns]))

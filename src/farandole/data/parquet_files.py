@@ -10,24 +10,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data.agreement import Gather, from_first, place_in, together
+from farandole.data.encryption import refuse_encrypted
 from farandole.data.file_systems import Files
 from farandole.data.flight import MOST_IN_FLIGHT
+from farandole.data.old_times import is_julian, times_as_meant
 from farandole.data.parquet_summary import Footer, Summary, footers_in, read_summary
 from farandole.data.partitions import add_partitions, partition_fields, value_in_path
 from farandole.data.pruning import Bounds, bounded_kind
 from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup, RowGroups
 from farandole.data.schemas import one_schema, with_types
-from farandole.errors import DataError
 
-__all__ = ["ParquetFiles", "check_int96", "spans_of"]
+__all__ = ["ParquetFiles", "spans_of"]
 
 _OPENERS = 16
 _OLD_WRITER = re.compile(r"parquet-mr version (0\.|1\.[0-2]\.)")
-# Arrow before 23 wrote an INT96 time before 1970 as a day and negative nanoseconds, modulo 2**64. Such a time cannot be
-# distinguished from one between 2262 and 2554.
-_OLD_ARROW = re.compile(r"parquet-cpp-arrow version (1?\d|2[0-2])\.")
-_WRAPPED = 2**64 // 1000  # microseconds
 
 
 class ParquetFiles:
@@ -76,7 +73,8 @@ class ParquetFiles:
             stream = opened.stream if old else opened.fetched()
             with pq.ParquetFile(stream, metadata=footer.whole, pre_buffer=buffered) as parquet:
                 table = parquet.read_row_group(footer.first + row_group.number, columns=held, use_threads=False)
-            check_int96(stream, footer.whole, [footer.first + row_group.number], table, row_group.file.path)
+            number = footer.first + row_group.number
+            table = times_as_meant(stream, footer.whole, [number], table, row_group.file.path)
         if self._files.client is None:  # a client checks the file with each range
             self._files.check([row_group.file])
         if table.schema != self._schema_of(tuple(held)):
@@ -128,6 +126,12 @@ class ParquetFiles:
             for group in self.row_groups
         ]
         pairs = [(each.min, each.max) if each is not None and each.has_min_max else (None, None) for each in seen]
+        if pa.types.is_temporal(field.type):  # statistics count days as the values do
+            julian = {path for path, footer in self._footers.items() if is_julian(footer.whole)}
+            pairs = [
+                (None, None) if group.file.path in julian else pair
+                for pair, group in zip(pairs, self.row_groups, strict=True)
+            ]
         # NaN, which some writers record as the greatest value, is no bound.
         sound = [pair if pair[0] == pair[0] and pair[1] == pair[1] else (None, None) for pair in pairs]
         nulls = [each.null_count if each is not None and each.has_null_count else -1 for each in seen]
@@ -167,41 +171,13 @@ class ParquetFiles:
     def _open(self, file: File) -> tuple[File, pq.FileMetaData]:
         with self._files.fetching(file) as opened:
             opened.fetch_tail()
-            return opened.file, pq.read_metadata(opened.stream)
+            footer = pq.read_metadata(opened.stream)
+            refuse_encrypted(opened.stream, footer, file.path)
+            return opened.file, footer
 
 
 def _leaf(footer: Footer, column: str) -> int:
     return next(leaf for leaf in range(footer.num_columns) if footer.schema.column(leaf).path == column)
-
-
-def check_int96(
-    stream: pa.NativeFile, footer: pq.FileMetaData, row_groups: Sequence[int], table: pa.Table, path: str
-) -> None:
-    """Raise `DataError` for INT96 times, which Spark writes, that are out of the range of Arrow's nanoseconds.
-
-    Arrow silently turns them into other times. So INT96 columns are decoded a second time, as microseconds, and
-    compared."""
-    names = [field.name for field in table.schema if pa.types.is_timestamp(field.type) and field.type.unit == "ns"]
-    if not names or not table.num_rows:
-        return
-    leaves = [footer.schema.column(leaf) for leaf in range(footer.num_columns)]
-    old = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
-    names = [name for name in names if name in old]
-    if not names:
-        return
-    with pq.ParquetFile(stream, metadata=footer, coerce_int96_timestamp_unit="us") as parquet:
-        again = parquet.read_row_groups(row_groups, columns=names, use_threads=False)
-    for name in names:
-        nanos, micros = (each[name].cast(pa.int64()).fill_null(0).to_numpy() for each in (table, again))
-        apart = micros - nanos // 1000
-        if _OLD_ARROW.match(footer.created_by or ""):
-            apart = np.where((nanos < 0) & (apart >= _WRAPPED), apart - _WRAPPED, apart)
-        if np.abs(apart).max() > 1:
-            raise DataError(
-                name,
-                f"{path} holds times before 1677 or after 2262 as INT96, which timestamp[ns] cannot hold; write them "
-                "as microseconds (spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS)",
-            )
 
 
 def spans_of(footer: Footer | pq.FileMetaData, row_groups: Iterable[int], columns: Iterable[str]) -> list[Span]:
