@@ -33,10 +33,9 @@ DAYS = {
 
 
 def write(path: Path, column: pa.Array, notes: dict[str, str], **options: Any) -> ParquetSource:
-    """Write a file as Spark does, without Arrow's schema, and open it."""
-    with pq.ParquetWriter(path, pa.schema([("day", column.type)]), store_schema=False, **options) as writer:
-        writer.write_table(pa.table({"day": column}))
-        writer.add_key_value_metadata(notes)
+    """Write a file with notes in its footer, and open it."""
+    table = pa.table({"day": column}).replace_schema_metadata(notes)
+    pq.write_table(table, path, **options)
     return ParquetSource(str(path))
 
 

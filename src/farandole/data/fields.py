@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from farandole.data.decimals import nearest_floats
 from farandole.data.images import decode_images, images_in, is_image
 from farandole.data.schemas import axes_of, is_binary, is_text, plain_type
 from farandole.data.values import Ragged, SparseRows, Values
@@ -311,8 +312,8 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _numbers(column: pa.Array) -> NDArray[Any]:
     if pa.types.is_decimal(column.type):
-        column = column.cast(pa.float64())
-    elif pa.types.is_time(column.type):
+        return nearest_floats(column)
+    if pa.types.is_time(column.type):
         column = column.cast(pa.int64() if pa.types.is_time64(column.type) else pa.int32())
     if pa.types.is_date64(column.type):
         column = column.cast(pa.timestamp("ms"))
