@@ -35,7 +35,7 @@ def loader(folder: Path, column: pa.Array, **options: Any) -> Loader:
     table = pa.table({"row": np.arange(2 * len(column)), "x": pa.concat_arrays([column, column])})
     pq.write_table(table, folder / "part.parquet", row_group_size=3)
     reading = Reading(shuffle=False, lanes=1, window=5, fields=FieldOptions(**options))
-    return Loader(ParquetSource(str(folder)), batch_size=4, policy="join", reading=reading)
+    return Loader(ParquetSource(str(folder)), batch_size=4, policy="join", columns=["row", "x"], reading=reading)
 
 
 def read(folder: Path, column: pa.Array, **options: Any) -> list[Batch]:

@@ -67,4 +67,4 @@ def test_other_types_still_differ(tmp_path: Path) -> None:
     for name, values in (("a", pa.nulls(1)), ("b", ["text"]), ("c", [1])):
         pq.write_table(pa.table({"value": values}), tmp_path / f"{name}.parquet")
     with pytest.raises(DataError, match=r"'value': is string in .*b\.parquet, but int64 in .*c\.parquet"):
-        ParquetSource(str(tmp_path))
+        Loader(ParquetSource(str(tmp_path)), batch_size=1, policy="join")

@@ -11,7 +11,7 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from farandole.data import ArrowSource, Growing, ParquetSource, files, make_batch_reader
+from farandole.data import ArrowSource, Growing, Loader, ParquetSource, files, make_batch_reader
 from farandole.data.far_files import list_places
 from farandole.data.places import local_path
 from farandole.data.row_groups import File
@@ -132,4 +132,6 @@ def test_a_column_in_the_names_of_some_folders_is_refused(tmp_path: Path) -> Non
     write(tmp_path / "day=1" / "x.parquet", 1)
     write(tmp_path / "y.parquet", 2)
     with pytest.raises(DataError, match=r"column 'day': is in .*day=1/x\.parquet, but of none of .*y\.parquet"):
-        ParquetSource(str(tmp_path))
+        Loader(ParquetSource(str(tmp_path)), batch_size=1, policy="join")
+    loader = Loader(ParquetSource(str(tmp_path)), batch_size=2, policy="join", columns=["row"])
+    assert [sorted(batch["row"].tolist()) for batch in loader] == [[1, 2]]  # type: ignore[union-attr]

@@ -50,7 +50,7 @@ def test_types_without_a_common_one_are_refused(tmp_path: Path, other: pa.DataTy
     pq.write_table(pa.table({"value": pa.array([1], pa.int32())}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"value": pa.array([1]).cast(other)}), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"'value': is int32 in .*a\.parquet, but"):
-        ParquetSource(str(tmp_path))
+        Loader(ParquetSource(str(tmp_path)), batch_size=1, policy="join")
 
 
 @pytest.mark.parametrize("year", [1, 1500, 2300, 9999])
@@ -133,4 +133,4 @@ def test_tensors_of_different_shapes_are_refused(tmp_path: Path) -> None:
         array = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(4.0).reshape(shape))
         pq.write_table(pa.table({"value": array}), tmp_path / f"{number}.parquet")
     with pytest.raises(DataError, match=r"'value': is .*shape=\[2,2\].* but .*shape=\[4,1\]"):
-        ParquetSource(str(tmp_path))
+        Loader(ParquetSource(str(tmp_path)), batch_size=1, policy="join")

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, agree, together
+from farandole.data.fields import columns_to_read
 from farandole.data.loader import LANES_BYTES, ROUND_BYTES, SMALLER, Loader
 from farandole.data.plans import GlobalPlan, LocalPlan
 from farandole.data.rounds import Columns, Piece
@@ -57,7 +58,7 @@ class FeedLoader(Loader):
 
     def _prepare(self, gather: Gather | None) -> None:
         asked, source = self._reading, self._source
-        columns = self._columns = list(source.schema.names if self._asked_columns is None else self._asked_columns)
+        columns = self._columns = columns_to_read(source.schema, self._asked_columns, warn=self._rank == 0)
         if gather is None and self._size > 1:
             raise ConfigError("gather", "is needed: ranks know only their own rows; hvd.allgather_object is one")
         if asked.processes:

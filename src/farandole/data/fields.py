@@ -1,6 +1,7 @@
 """Conversion of Arrow columns to NumPy arrays, planned once, and alike on all ranks, from schema and first rows."""
 
 import difflib
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,9 @@ from farandole.data.schemas import axes_of, is_binary, is_text, plain_type
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["Field", "FieldOptions", "check_names", "is_vector", "lengths_in_rows", "plan_fields"]
+__all__ = ["Field", "FieldOptions", "check_names", "columns_to_read", "is_vector", "lengths_in_rows", "plan_fields"]
+
+log = logging.getLogger(__name__)
 
 _VECTOR = ("type", "size", "indices", "values")  # fields of the struct that Spark writes for a pyspark.ml vector
 _SPARSE = 0  # `type` of a sparse vector; 1 is dense
@@ -196,11 +199,28 @@ def is_vector(kind: pa.DataType) -> bool:
 
 def check_names(schema: pa.Schema, names: Iterable[str]) -> None:
     """Raise `DataError` for the first name that is not in the schema."""
+    known = dict.fromkeys(schema.names)
     for name in names:
-        if name not in schema.names:
-            near = difflib.get_close_matches(name, schema.names, 1, 0.5)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.5)
             hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise DataError(name, f"is not in the data, which has {', '.join(schema.names)}{hint}")
+            raise DataError(name, f"is not in the data, which has {', '.join(known)}{hint}")
+
+
+def columns_to_read(schema: pa.Schema, asked: Sequence[str] | None, *, warn: bool = True) -> list[str]:
+    """Return `asked`; if it is None, all columns but those that no tensor holds, such as maps.
+
+    With `warn`, logs one warning that names the columns left out. Raises `DataError` if no column is left."""
+    if asked is not None:
+        return list(asked)
+    held = [field.name for field in schema if _is_held(field.type)]
+    if len(held) < len(schema):
+        out = ", ".join(f"{field.name} ({field.type})" for field in schema if not _is_held(field.type))
+        if not held:
+            raise DataError("", f"no tensor holds any column: {out}; cast one")
+        if warn:
+            log.warning("columns that no tensor holds are left out: %s", out)
+    return held
 
 
 def plan_fields(schema: pa.Schema, columns: Sequence[str], first_rows: pa.Table, options: FieldOptions) -> list[Field]:
@@ -212,6 +232,18 @@ def plan_fields(schema: pa.Schema, columns: Sequence[str], first_rows: pa.Table,
     check_names(schema, columns)
     options.check(columns)
     return [_plan(name, schema.field(name).type, first_rows[name], options) for name in columns]
+
+
+def _is_held(kind: pa.DataType) -> bool:
+    """Return whether some tensor holds the values of a type."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if _is_list(kind):
+        while _is_list(kind):
+            kind = kind.value_type
+        return _is_number(kind)
+    plain = is_text(kind) or is_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return plain or _is_number(kind) or _is_tensor(kind) or is_vector(kind)
 
 
 def lengths_in_rows(kind: pa.DataType) -> bool:
@@ -234,11 +266,7 @@ def _plan(name: str, kind: pa.DataType, seen: pa.ChunkedArray, options: FieldOpt
         return Objects(name=name, kind=str(kind), fill=fill)
     if is_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return Objects(name=name, kind=str(kind), fill=fill)
-    if (
-        isinstance(kind, pa.FixedShapeTensorType)
-        and _is_number(kind.value_type)
-        and axes_of(kind) == sorted(axes_of(kind))
-    ):
+    if _is_tensor(kind):
         shape = tuple(kind.shape)
         return Arrays(name=name, kind=f"{kind.value_type}{list(shape)}", fill=fill, shape=shape, flat=True)
     known = _one_array(seen.drop_null())
@@ -303,6 +331,13 @@ def _spell_range(numbers: NDArray[Any]) -> str:
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_tensor(kind: pa.DataType) -> bool:
+    """Return whether a type is one of tensors of one shape whose axes are in order."""
+    if not isinstance(kind, pa.FixedShapeTensorType):
+        return False
+    return _is_number(kind.value_type) and axes_of(kind) == sorted(axes_of(kind))
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from farandole.data.agreement import Gather, agree, in_step, together
 from farandole.data.batches import Batch, BatchBuffer, empty_like, fill_up, joined, rows_of
-from farandole.data.fields import lengths_in_rows, plan_fields
+from farandole.data.fields import check_names, columns_to_read, lengths_in_rows, plan_fields
 from farandole.data.meter import Meter, Metrics
 from farandole.data.order import Order, choose_lanes
 from farandole.data.plans import GlobalPlan, LocalPlan, Policy
@@ -213,10 +213,8 @@ class Loader:
         if self._size > 1 and is_own(self._source):
             raise ConfigError("source", "has the rows of this rank alone, which others cannot read; use FeedLoader")
         source = self._source = same_version(self._source, gather)
-        self._columns = list(source.schema.names if self._asked_columns is None else self._asked_columns)
-        together(self._look, gather)
+        nbytes = together(self._look, gather)
         asked, rows = self._reading, rows_in(self._source.row_groups)
-        nbytes = self._source.nbytes(self._columns)
         self._row_bytes = max(1, nbytes // max(1, int(rows.sum())))
         # In file order there is one lane per rank; a shuffled order does not depend on the number of ranks.
         per_lane = FAR_PER_LANE if in_flight(source) else PER_LANE
@@ -237,19 +235,22 @@ class Loader:
             text = "%d row groups for %d ranks: several ranks read each of them; write smaller row groups to read less"
             log.warning(text, len(rows), self._size)
 
-    def _look(self) -> None:
-        """Plan the columns; reads the first row group if it decides the lengths of arrays."""
+    def _look(self) -> int:
+        """Plan the columns, and return their bytes; reads the first row group if it decides the lengths of arrays."""
+        source = self._source
+        self._columns = columns_to_read(source.schema, self._asked_columns, warn=self._rank == 0)
         if not self._columns:
             raise ConfigError("columns", "names no column that is to be read")
-        source = self._source
         first = next((group for group in source.row_groups if group.rows), None)
         if first is None:
             raise DataError("", "there are no rows")
-        known = [name for name in self._columns if name in source.schema.names]
-        needed = any(lengths_in_rows(source.schema.field(name).type) for name in known)
-        first_rows = source.read(first, known) if needed else pa.Table.from_batches([], source.schema)
+        check_names(source.schema, self._columns)
+        nbytes = source.nbytes(self._columns)
+        needed = any(lengths_in_rows(source.schema.field(name).type) for name in self._columns)
+        first_rows = source.read(first, self._columns) if needed else pa.Table.from_batches([], source.schema)
         self._known = {first: first_rows} if needed else {}
         self._plan_columns(first_rows)
+        return nbytes
 
     def _plan_columns(self, few_rows: pa.Table) -> None:
         options = self._reading.field_options(self._source.schema, self._columns)

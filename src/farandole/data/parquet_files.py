@@ -19,7 +19,7 @@ from farandole.data.partitions import add_partitions, partition_fields, value_in
 from farandole.data.pruning import Bounds, bounded_kind
 from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup, RowGroups
-from farandole.data.schemas import one_schema, with_types
+from farandole.data.schemas import CommonSchema, one_schema, with_types
 
 __all__ = ["ParquetFiles", "spans_of"]
 
@@ -33,41 +33,48 @@ class ParquetFiles:
     Files that a `_metadata` file in their folder describes are not opened. Folders below `base` name columns.
 
     With `gather`, all ranks must get the same files of a store; each rank opens some of them, and the ranks exchange
-    the footers. Raises `SourceError` for files that are not Parquet, `DataError` for columns that differ between
-    files."""
+    the footers. Raises `SourceError` for files that are not Parquet or are encrypted. Methods raise `DataError` for
+    columns that differ between files."""
 
     def __init__(self, files: Files, listed: Sequence[File], base: str, gather: Gather | None = None) -> None:
         self._files, self._base = files, base
         opened = self._open_all(listed, gather if files.client is not None else None)
         self._listed, footers = [file for file, _ in opened], [footer for _, footer in opened]
         self._footers = {file.path: footer for file, footer in zip(self._listed, footers, strict=True)}
-        schema = one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
-        self._known_leaves: tuple[Sequence[str], Any, list[int]] | None = None  # of the latest read
+        own = one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
+        self._known_leaves: tuple[Sequence[str], Any, list[int]] | None = None  # of the latest footer
         self._schemas: dict[tuple[str, ...], pa.Schema] = {}
-        self._partitions = partition_fields([file.path for file in self._listed], schema, base)
-        self.schema = pa.schema([*schema, *self._partitions])
+        paths = [file.path for file in self._listed]
+        self._partitions, problems = partition_fields(paths, frozenset(own.schema.names), base)
+        self._common = CommonSchema(pa.schema([*own.schema, *self._partitions]), {**own.problems, **problems})
+        self.schema = self._common.schema
         rows = [footer.row_group(number).num_rows for footer in footers for number in range(footer.num_row_groups)]
         counts = [footer.num_row_groups for footer in footers]
         self.row_groups: Sequence[RowGroup] = RowGroups(self._listed, counts, rows)
 
     def nbytes(self, columns: Sequence[str]) -> int:
         """Return the sum of the columns' uncompressed sizes in the footers."""
-        wanted, total = set(columns), 0
+        self._common.check(columns)
+        total = 0
         for footer in self._footers.values():
-            leaves = _leaves(footer, wanted)
+            leaves = self._leaves(footer, columns)
             for number in range(footer.num_row_groups):
                 group = footer.row_group(number)
-                total += sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
+                if len(leaves) == footer.num_columns:
+                    total += group.total_byte_size
+                else:
+                    total += sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
         return total
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read these columns of a row group; raises `SourceError` naming the file."""
+        self._common.check(columns)
         partitions = [field for field in self._partitions if field.name in columns]
         held = [name for name in columns if all(name != field.name for field in partitions)]
         footer = self._footers[row_group.file.path]
         buffered = not self._files.local and self._files.client is None
         with self._files.fetching(row_group.file) as opened:
-            opened.fetch(lambda: self._spans(footer, row_group.number, held))
+            opened.fetch(lambda: _spans_in(footer.row_group(row_group.number), self._leaves(footer, held)))
             # Footers of old writers state too few bytes, so Arrow reads beyond the columns' ranges.
             old = _OLD_WRITER.match(footer.whole.created_by or "")
             stream = opened.stream if old else opened.fetched()
@@ -81,13 +88,17 @@ class ParquetFiles:
             table = with_types(table, self.schema)
         return add_partitions(table, row_group.file.path, partitions, self._base)
 
-    def _spans(self, footer: Footer, number: int, columns: Sequence[str]) -> list[Span]:
-        """Return the byte ranges of these columns of a row group."""
+    def _leaves(self, footer: Footer, columns: Sequence[str]) -> list[int]:
         schema, known = footer.schema, self._known_leaves
         # Most files have the same schema, and comparing schemas is faster than searching one.
         if known is None or known[0] != columns or not known[1].equals(schema):
             known = self._known_leaves = columns, schema, _leaves(footer, set(columns))
-        return _spans_in(footer.row_group(number), known[2])
+        return known[2]
+
+    def _leaf(self, footer: Footer, column: str) -> int:
+        """Return the number of the leaf of a column that is not nested."""
+        leaves = self._leaves(footer, [column])
+        return next(leaf for leaf in leaves if footer.schema.column(leaf).path == column)
 
     def _schema_of(self, columns: tuple[str, ...]) -> pa.Schema:
         if columns not in self._schemas:
@@ -112,6 +123,7 @@ class ParquetFiles:
 
     def bounds(self, column: str) -> Bounds | None:
         """Return a column's bounds in each row group, from footers or folder names; None for types without bounds."""
+        self._common.check([column])
         field = self.schema.field(column)
         if not bounded_kind(field.type):
             return None
@@ -120,7 +132,7 @@ class ParquetFiles:
             values = pa.array(found, field.type)
             nulls = [0 if value.is_valid else group.rows for value, group in zip(values, self.row_groups, strict=True)]
             return Bounds(values, values, np.array(nulls, np.int64))
-        leaves = {path: _leaf(footer, column) for path, footer in self._footers.items()}
+        leaves = {path: self._leaf(footer, column) for path, footer in self._footers.items()}
         seen = [
             self._footers[group.file.path].row_group(group.number).column(leaves[group.file.path]).statistics
             for group in self.row_groups
@@ -174,10 +186,6 @@ class ParquetFiles:
             footer = pq.read_metadata(opened.stream)
             refuse_encrypted(opened.stream, footer, file.path)
             return opened.file, footer
-
-
-def _leaf(footer: Footer, column: str) -> int:
-    return next(leaf for leaf in range(footer.num_columns) if footer.schema.column(leaf).path == column)
 
 
 def spans_of(footer: Footer | pq.FileMetaData, row_groups: Iterable[int], columns: Iterable[str]) -> list[Span]:

@@ -10,7 +10,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from farandole.data.places import has_signs
-from farandole.errors import DataError
 
 __all__ = ["add_partitions", "base_of", "partition_fields", "value_in_path"]
 
@@ -35,23 +34,25 @@ def base_of(places: Sequence[str], paths: Collection[str], *, local: bool) -> st
     return "/".join(first[:shared])
 
 
-def partition_fields(paths: Iterable[str], own: pa.Schema, base: str) -> list[pa.Field]:
-    """Return the columns that folders in `paths` define and that the files' schema `own` does not have.
+def partition_fields(
+    paths: Iterable[str], own: Collection[str], base: str
+) -> tuple[Sequence[pa.Field], Mapping[str, str]]:
+    """Return the columns that folders in `paths` define and that are not among the files' `own` columns.
 
-    A column is int64 if all its values are integers, else text, as in Spark. Raises `DataError` for a column that only
-    some of the paths define."""
+    A column is int64 if all its values are integers, else text, as in Spark. The second result has the columns that
+    only some of the paths define, each with an error text."""
     each_path = {path: _values(path, base) for path in paths}
-    names = dict.fromkeys(name for each in each_path.values() for name in each if name not in own.names)
-    fields = []
+    names = dict.fromkeys(name for each in each_path.values() for name in each if name not in own)
+    fields, problems = [], {}
     for name in names:
         without = next((path for path, each in each_path.items() if name not in each), None)
         if without is not None:
             having = next(path for path, each in each_path.items() if name in each)
-            raise DataError(name, f"is in the name of a folder of {having}, but of none of {without}")
-        values = [each[name] for each in each_path.values() if each[name] is not None]
+            problems[name] = f"is in the name of a folder of {having}, but of none of {without}"
+        values = [each[name] for each in each_path.values() if each.get(name) is not None]
         numbers = all(re.fullmatch(r"-?\d{1,18}", value) for value in values if value is not None)
         fields.append(pa.field(name, pa.int64() if values and numbers else pa.string()))
-    return fields
+    return fields, problems
 
 
 def add_partitions(table: pa.Table, path: str, fields: Iterable[pa.Field], base: str) -> pa.Table:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from farandole.data.agreement import Gather, together
 from farandole.data.batches import Batch, BatchBuffer
 from farandole.data.feed_loader import FeedLoader
-from farandole.data.fields import FieldOptions
+from farandole.data.fields import FieldOptions, columns_to_read
 from farandole.data.loader import Loader
 from farandole.data.meter import Meter, Metrics
 from farandole.data.reader_options import ReaderOptions
@@ -75,7 +75,7 @@ def make_feed_reader(
     _refuse_for_own_rows(asked)
 
     def look() -> tuple[Source, list[str]]:
-        return _selected(source, asked, batched=True), _columns(source.schema, schema_fields)
+        return _selected(source, asked, batched=True), _columns(source.schema, schema_fields, warn=not asked.cur_shard)
 
     chosen, columns = together(look, gather)
     loader = FeedLoader(
@@ -267,7 +267,7 @@ def _read_files(
         assert options.cache_location is not None, "checked with the options"
         source = CachedSource(source, Path(options.cache_location), options.cache_size_limit or _DEFAULT_CACHE_LIMIT)
     source = _selected(source, options, batched=batched)
-    columns = _columns(source.schema, schema_fields)
+    columns = _columns(source.schema, schema_fields, warn=not options.cur_shard)
     rows, shards = int(rows_in(source.row_groups).sum()), options.shard_count or 1
     if options.num_epochs is None and 0 < rows < shards:
         # Refused on every rank: a rank without rows would wait for a row forever, and the others for that rank.
@@ -305,20 +305,21 @@ def _selected(source: Source, options: ReaderOptions, *, batched: bool) -> Sourc
     return source
 
 
-def _columns(schema: pa.Schema, asked: Sequence[Any] | None) -> list[str]:
-    """Return the columns that `asked` chooses: by name, by regular expression, or by objects with a `name`."""
+def _columns(schema: pa.Schema, asked: Sequence[Any] | None, *, warn: bool) -> list[str]:
+    """Return the columns that `asked` chooses by name, or by regular expression among those that tensors hold."""
     if asked is None:
-        return list(schema.names)
+        return columns_to_read(schema, None, warn=warn)
     if isinstance(asked, str) or not all(isinstance(each, str) or hasattr(each, "name") for each in asked):
         raise ConfigError("schema_fields", f"must be a list of names or fields, got {asked!r}")
-    chosen: list[str] = []
-    for each in asked:
-        pattern = each if isinstance(each, str) else each.name
-        found = [pattern] if pattern in schema.names else [name for name in schema.names if re.fullmatch(pattern, name)]
+    known, chosen = dict.fromkeys(schema.names), dict[str, None]()
+    patterns = [each if isinstance(each, str) else each.name for each in asked]
+    held = [] if known.keys() >= set(patterns) else columns_to_read(schema, None, warn=warn)
+    for pattern in patterns:
+        found = [pattern] if pattern in known else [name for name in held if re.fullmatch(pattern, name)]
         if not found:
-            raise DataError(pattern, f"is not in the data, which has {', '.join(schema.names)}")
-        chosen += [name for name in found if name not in chosen]
-    return chosen
+            raise DataError(pattern, f"is not in the data, which has {', '.join(known)}")
+        chosen |= dict.fromkeys(found)
+    return list(chosen)
 
 
 def _batch_rows(source: Source) -> int:

@@ -71,7 +71,8 @@ class Reading:
         """Return `fields`; with a transform, NaN replaces nulls in floating-point columns that have no other value."""
         if self.transform is None:
             return self.fields
-        floating = [name for name in columns if name in schema.names and _is_floating(schema.field(name).type)]
+        known = frozenset(schema.names)
+        floating = [name for name in columns if name in known and _is_floating(schema.field(name).type)]
         return replace(self.fields, nulls=dict.fromkeys(floating, float("nan")) | dict(self.fields.nulls))
 
 

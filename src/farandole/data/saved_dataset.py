@@ -62,16 +62,19 @@ class SavedDataset:
             sizes += sum(span.last - span.first for span, _ in batches)
             groups += [RowGroup(file, number, rows) for number, (_, rows) in enumerate(batches)]
         self._schemas = {file.path: schema for file, schema in zip(self._listed, schemas, strict=True)}
-        self.schema = one_schema(self._listed, schemas)
+        self._common = one_schema(self._listed, schemas)
+        self.schema = self._common.schema
         self.row_groups: Sequence[RowGroup] = tuple(groups)
         self._bytes = sizes
 
     def nbytes(self, columns: Sequence[str]) -> int:
         """Estimate the bytes as an equal share of all columns' bytes."""
+        self._common.check(columns)
         return self._bytes * len(columns) // max(1, len(self.schema))
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read these columns of a record batch; raises `SourceError` naming the file."""
+        self._common.check(columns)
         file, span = row_group.file, self._spans[row_group.file.path][row_group.number]
         with self._files.fetching(file) as opened:
             opened.fetch(lambda: [span])

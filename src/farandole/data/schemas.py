@@ -1,49 +1,69 @@
 """Common schema of several files, and conversion of tables to it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from farandole.data.row_groups import File
-from farandole.errors import DataError, SourceError
+from farandole.errors import DataError
 
-__all__ = ["axes_of", "is_binary", "is_text", "one_schema", "plain_type", "with_types"]
+__all__ = ["CommonSchema", "axes_of", "is_binary", "is_text", "one_schema", "plain_type", "with_types"]
 
 
-def one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the common schema of all files: each column's type holds the column's values of all files.
+@dataclass(frozen=True, slots=True)
+class CommonSchema:
+    """The columns of several files: each column's type holds its values of all files.
+
+    `problems` has the columns that cannot be read from all files, each with the reason; their types in `schema` are
+    those of the first file that has them."""
+
+    schema: pa.Schema
+    problems: Mapping[str, str]
+
+    def check(self, columns: Iterable[str]) -> None:
+        """Raise `DataError` for the first column that cannot be read from all files."""
+        for name in columns if self.problems else ():
+            if name in self.problems:
+                raise DataError(name, self.problems[name])
+
+
+def one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> CommonSchema:
+    """Return the common schema of all files.
 
     A column of type null gets its type from other files; integers get the width that holds all of them. Texts and bytes
-    are large if they are in one file; views of them, and dictionaries of different types, become plain values. Raises
-    `DataError` for a column without a common type, `SourceError` for a file with additional columns."""
-    first = schemas[0]
+    are large if they are in one file; views of them, and dictionaries of different types, become plain values."""
+    fields: dict[str, pa.Field] = {}
+    of: dict[str, File] = {}  # the file that a column's type is from
+    problems: dict[str, str] = {}
+    before: pa.Schema | None = None
     for file, schema in zip(files, schemas, strict=True):
-        if len(set(schema.names)) < len(schema.names):
-            twice = next(name for name in schema.names if schema.names.count(name) > 1)
-            raise DataError(twice, f"is in {file.path} more than once; give each column a name of its own")
-    fields = []
-    for field in first:
-        typed, of = field.with_type(plain_type(field.type)), files[0]
-        for file, schema in zip(files, schemas, strict=True):
-            there = schema.field(field.name).type if field.name in schema.names else None
-            if there is None:
-                raise DataError(field.name, f"is in {files[0].path}, but not in {file.path}")
-            if there == typed.type:
-                continue
-            kind = _common(typed.type, plain_type(there))
-            if kind is None:
-                raise DataError(field.name, f"is {typed.type} in {of.path}, but {there} in {file.path}")
-            if kind != typed.type:
-                typed, of = field.with_type(kind), file
-        fields.append(typed)
-    for file, schema in zip(files, schemas, strict=True):
-        if more := sorted(set(schema.names) - set(first.names)):
-            raise SourceError(file.path, f"has columns that {files[0].path} has not: {', '.join(more)}")
-    return pa.schema(fields, first.metadata)
+        if before is not None and schema.equals(before):
+            continue  # as most are
+        held: set[str] = set()
+        for field in schema:
+            name = field.name
+            if name in held:
+                problems.setdefault(name, f"is in {file.path} more than once; give each column a name of its own")
+            elif name not in fields:
+                fields[name], of[name] = field.with_type(plain_type(field.type)), file
+                if before is not None:
+                    problems.setdefault(name, f"is in {file.path}, but not in {files[0].path}")
+            elif field.type != (known := fields[name].type):
+                kind = _common(known, plain_type(field.type))
+                if kind is None:
+                    problems.setdefault(name, f"is {known} in {of[name].path}, but {field.type} in {file.path}")
+                elif kind != known:
+                    fields[name], of[name] = fields[name].with_type(kind), file
+            held.add(name)
+        for name in fields.keys() - held:
+            problems.setdefault(name, f"is in {of[name].path}, but not in {file.path}")
+        before = schema
+    return CommonSchema(pa.schema(fields.values(), schemas[0].metadata), problems)
 
 
 def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the table with its columns converted to their types in `schema`, a result of `one_schema`."""
+    """Return the table with its columns converted to their types in `schema`, that of a `CommonSchema`."""
     for place, field in enumerate(table.schema):
         kind = schema.field(field.name).type
         if field.type == kind:

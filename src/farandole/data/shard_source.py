@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from farandole.data.fields import check_names
 from farandole.data.row_groups import File, RowGroup, RowGroups, Source
-from farandole.errors import DataError
 
 __all__ = ["ShardSource", "is_own", "read_streams"]
 
@@ -42,9 +42,7 @@ class ShardSource:
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Return views of these columns in the file; raises `DataError` for an absent one."""
-        missing = [name for name in columns if name not in self.schema.names]
-        if missing:
-            raise DataError(missing[0], f"is not in the data, which has {', '.join(self.schema.names)}")
+        check_names(self.schema, columns)
         return pa.Table.from_batches([self._batches[row_group.number]], self.schema).select(list(columns))
 
     def check(self) -> None:

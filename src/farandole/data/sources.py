@@ -30,7 +30,7 @@ class ParquetSource:
     A `FlyteDirectory` is read from its store, without a download.
     With `gather`, an all-gather of objects, opening is collective: if it fails on one rank, all ranks raise. For a
     store, rank 0 lists the files and each rank reads some of the footers. Raises `SourceError` for files that are not
-    Parquet and for other tables, `DataError` for columns that differ between files.
+    Parquet and for other tables. Columns that differ between files raise `DataError` when they are read.
     """
 
     def __init__(
@@ -151,16 +151,20 @@ class ArrowSource:
                     groups.append(RowGroup(file, number, batch.num_rows))
                     for name, column in zip(batch.schema.names, batch.columns, strict=True):
                         self._nbytes[name] = self._nbytes.get(name, 0) + column.nbytes
-        self.schema = one_schema(self._listed, schemas)
+        self._schemas = {file.path: schema for file, schema in zip(self._listed, schemas, strict=True)}
+        self._common = one_schema(self._listed, schemas)
+        self.schema = self._common.schema
         self.row_groups: Sequence[RowGroup] = tuple(groups)
 
     def nbytes(self, columns: Sequence[str]) -> int:
         """Return the bytes of these columns in all record batches."""
+        self._common.check(columns)
         return sum(self._nbytes.get(name, 0) for name in columns)
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read these columns; raises `SourceError` naming the file."""
-        places = [self.schema.get_field_index(name) for name in columns]
+        self._common.check(columns)
+        places = [self._schemas[row_group.file.path].get_field_index(name) for name in columns]
         options = pa.ipc.IpcReadOptions(included_fields=sorted(places), use_threads=False)
         with self._files.open(row_group.file) as opened, pa.ipc.open_file(opened, options=options) as reader:
             table = pa.Table.from_batches([reader.get_batch(row_group.number)]).select(list(columns))
