@@ -18,7 +18,7 @@ from farandole.data.file_systems import Files
 from farandole.errors import SourceError
 
 
-class OpenKeys(pe.KmsClient):  # type: ignore[misc, name-defined]
+class OpenKeys(pe.KmsClient):  # type: ignore[misc]
     """A key manager that hides nothing."""
 
     def wrap_key(self, key: bytes, master: str) -> bytes:

@@ -40,7 +40,7 @@ def write(path: Path, column: pa.Array, notes: dict[str, str], **options: Any) -
 
 
 def read(source: ParquetSource | SelectedSource) -> list[str]:
-    return [str(day) for batch in Loader(source, batch_size=99, policy="join") for day in sorted(batch["day"])]  # type: ignore[call-overload]
+    return [str(day) for batch in Loader(source, batch_size=99, policy="join") for day in sorted(batch["day"])]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

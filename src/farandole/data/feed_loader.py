@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, agree, together
-from farandole.data.fields import columns_to_read
+from farandole.data.columns import columns_to_read
 from farandole.data.loader import LANES_BYTES, ROUND_BYTES, SMALLER, Loader
 from farandole.data.plans import GlobalPlan, LocalPlan
 from farandole.data.rounds import Columns, Piece

@@ -1,10 +1,8 @@
 """Conversion of Arrow columns to NumPy arrays, planned once, and alike on all ranks, from schema and first rows."""
 
-import difflib
-import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +16,7 @@ from farandole.data.schemas import axes_of, is_binary, is_text, plain_type
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["Field", "FieldOptions", "check_names", "columns_to_read", "is_vector", "lengths_in_rows", "plan_fields"]
-
-log = logging.getLogger(__name__)
+__all__ = ["Field", "FieldOptions", "is_held", "is_vector", "lengths_in_rows", "plan_fields"]
 
 _VECTOR = ("type", "size", "indices", "values")  # fields of the struct that Spark writes for a pyspark.ml vector
 _SPARSE = 0  # `type` of a sparse vector; 1 is dense
@@ -46,9 +42,10 @@ class FieldOptions:
 
     def check(self, columns: Sequence[str]) -> None:
         """Raise `ConfigError` for an option that names a column which is not read."""
+        known = frozenset(columns)
         for setting in ("nulls", "vocabulary", "ragged", "dense", "images"):
             for name in getattr(self, setting):
-                if name not in columns:
+                if name not in known:
                     raise ConfigError(setting, f"'{name}' is not among the columns that are read: {', '.join(columns)}")
 
 
@@ -197,44 +194,17 @@ def is_vector(kind: pa.DataType) -> bool:
     return bool(pa.types.is_struct(kind)) and tuple(child.name for child in kind) == _VECTOR
 
 
-def check_names(schema: pa.Schema, names: Iterable[str]) -> None:
-    """Raise `DataError` for the first name that is not in the schema."""
-    known = dict.fromkeys(schema.names)
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.5)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise DataError(name, f"is not in the data, which has {', '.join(known)}{hint}")
-
-
-def columns_to_read(schema: pa.Schema, asked: Sequence[str] | None, *, warn: bool = True) -> list[str]:
-    """Return `asked`; if it is None, all columns but those that no tensor holds, such as maps.
-
-    With `warn`, logs one warning that names the columns left out. Raises `DataError` if no column is left."""
-    if asked is not None:
-        return list(asked)
-    held = [field.name for field in schema if _is_held(field.type)]
-    if len(held) < len(schema):
-        out = ", ".join(f"{field.name} ({field.type})" for field in schema if not _is_held(field.type))
-        if not held:
-            raise DataError("", f"no tensor holds any column: {out}; cast one")
-        if warn:
-            log.warning("columns that no tensor holds are left out: %s", out)
-    return held
-
-
 def plan_fields(schema: pa.Schema, columns: Sequence[str], first_rows: pa.Table, options: FieldOptions) -> list[Field]:
     """Choose a field for each column; `first_rows` must be the same on all ranks.
 
-    The first rows decide the lengths of arrays whose type declares none. Raises `DataError` naming a column that is
-    absent or that no tensor can hold, `ConfigError` for an option that names no column.
+    The first rows decide the lengths of arrays whose type declares none. Raises `DataError` naming a column that no
+    tensor can hold, `ConfigError` for an option that names no column.
     """
-    check_names(schema, columns)
     options.check(columns)
     return [_plan(name, schema.field(name).type, first_rows[name], options) for name in columns]
 
 
-def _is_held(kind: pa.DataType) -> bool:
+def is_held(kind: pa.DataType) -> bool:
     """Return whether some tensor holds the values of a type."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -243,7 +213,7 @@ def _is_held(kind: pa.DataType) -> bool:
             kind = kind.value_type
         return _is_number(kind)
     plain = is_text(kind) or is_binary(kind) or pa.types.is_fixed_size_binary(kind)
-    return plain or _is_number(kind) or _is_tensor(kind) or is_vector(kind)
+    return plain or _is_number(kind) or _is_tensor(kind) or is_vector(kind) or is_image(kind)
 
 
 def lengths_in_rows(kind: pa.DataType) -> bool:

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from farandole.data.agreement import Gather, agree, in_step, together
 from farandole.data.batches import Batch, BatchBuffer, empty_like, fill_up, joined, rows_of
-from farandole.data.fields import check_names, columns_to_read, lengths_in_rows, plan_fields
+from farandole.data.columns import check_names, columns_to_read
+from farandole.data.fields import lengths_in_rows, plan_fields
 from farandole.data.meter import Meter, Metrics
 from farandole.data.order import Order, choose_lanes
 from farandole.data.plans import GlobalPlan, LocalPlan, Policy

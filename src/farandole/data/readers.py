@@ -6,7 +6,6 @@ over all shards, in an order that changes with the epoch. docs/guide/data.md lis
 
 import logging
 import os
-import re
 from collections import namedtuple
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -17,12 +16,12 @@ from typing import Any, Generic, Self, TypeVar
 from weakref import ref
 
 import numpy as np
-import pyarrow as pa
 
 from farandole.data.agreement import Gather, together
 from farandole.data.batches import Batch, BatchBuffer
+from farandole.data.columns import columns_by_pattern
 from farandole.data.feed_loader import FeedLoader
-from farandole.data.fields import FieldOptions, columns_to_read
+from farandole.data.fields import FieldOptions
 from farandole.data.loader import Loader
 from farandole.data.meter import Meter, Metrics
 from farandole.data.reader_options import ReaderOptions
@@ -75,7 +74,8 @@ def make_feed_reader(
     _refuse_for_own_rows(asked)
 
     def look() -> tuple[Source, list[str]]:
-        return _selected(source, asked, batched=True), _columns(source.schema, schema_fields, warn=not asked.cur_shard)
+        columns = columns_by_pattern(source.schema, schema_fields, warn=not asked.cur_shard)
+        return _selected(source, asked, batched=True), columns
 
     chosen, columns = together(look, gather)
     loader = FeedLoader(
@@ -267,7 +267,7 @@ def _read_files(
         assert options.cache_location is not None, "checked with the options"
         source = CachedSource(source, Path(options.cache_location), options.cache_size_limit or _DEFAULT_CACHE_LIMIT)
     source = _selected(source, options, batched=batched)
-    columns = _columns(source.schema, schema_fields, warn=not options.cur_shard)
+    columns = columns_by_pattern(source.schema, schema_fields, warn=not options.cur_shard)
     rows, shards = int(rows_in(source.row_groups).sum()), options.shard_count or 1
     if options.num_epochs is None and 0 < rows < shards:
         # Refused on every rank: a rank without rows would wait for a row forever, and the others for that rank.
@@ -303,23 +303,6 @@ def _selected(source: Source, options: ReaderOptions, *, batched: bool) -> Sourc
         if where is not None:
             source = SelectedSource(source, where, frames=batched)
     return source
-
-
-def _columns(schema: pa.Schema, asked: Sequence[Any] | None, *, warn: bool) -> list[str]:
-    """Return the columns that `asked` chooses by name, or by regular expression among those that tensors hold."""
-    if asked is None:
-        return columns_to_read(schema, None, warn=warn)
-    if isinstance(asked, str) or not all(isinstance(each, str) or hasattr(each, "name") for each in asked):
-        raise ConfigError("schema_fields", f"must be a list of names or fields, got {asked!r}")
-    known, chosen = dict.fromkeys(schema.names), dict[str, None]()
-    patterns = [each if isinstance(each, str) else each.name for each in asked]
-    held = [] if known.keys() >= set(patterns) else columns_to_read(schema, None, warn=warn)
-    for pattern in patterns:
-        found = [pattern] if pattern in known else [name for name in held if re.fullmatch(pattern, name)]
-        if not found:
-            raise DataError(pattern, f"is not in the data, which has {', '.join(known)}")
-        chosen |= dict.fromkeys(found)
-    return list(chosen)
 
 
 def _batch_rows(source: Source) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from farandole.data.fields import check_names
+from farandole.data.columns import check_names
 from farandole.data.pruning import Bounded, Bounds, Condition, may_hold, rows_that_hold
 from farandole.data.row_groups import RowGroup, Source, identity_of, in_flight, least_window, recheck
 from farandole.data.settings import check_source

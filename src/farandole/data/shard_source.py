@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from farandole.data.fields import check_names
+from farandole.data.columns import check_names
 from farandole.data.row_groups import File, RowGroup, RowGroups, Source
 
 __all__ = ["ShardSource", "is_own", "read_streams"]

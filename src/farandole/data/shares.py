@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from farandole.data.fields import FieldOptions, check_names
+from farandole.data.columns import check_names
+from farandole.data.fields import FieldOptions
 from farandole.data.order import choose_lanes
 from farandole.data.row_groups import Source
 from farandole.errors import DataError
