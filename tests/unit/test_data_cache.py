@@ -182,6 +182,34 @@ def test_a_damaged_file_of_the_cache_is_read_anew(tmp_path: Path) -> None:
     assert source.reads == 10
 
 
+def test_a_flipped_bit_of_the_cache_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_rows(tmp_path / "data", LAYOUT)
+    source = Counting(str(tmp_path / "data"))
+    expected = read(CachedSource(source, tmp_path / "cache", 1 << 20))
+    for place, path in enumerate(sorted((tmp_path / "cache").iterdir())):
+        content = bytearray(path.read_bytes())
+        content[(10, 70, len(content) // 2, len(content) - 300, len(content) - 1)[place]] ^= 4
+        path.write_bytes(content)
+    assert read(CachedSource(source, tmp_path / "cache", 1 << 20)) == expected
+    assert source.reads == 10
+    assert "its checksum does not match its content) and is read anew" in caplog.text
+    assert read(CachedSource(source, tmp_path / "cache", 1 << 20)) == expected
+    assert source.reads == 10
+
+
+def test_the_checksums_of_parquet_pages_are_compared_if_asked(tmp_path: Path) -> None:
+    path, rows = tmp_path / "1.parquet", range(1000, 2000)
+    pq.write_table(pa.table({"row": rows}), path, write_page_checksum=True, compression="none", use_dictionary=False)
+    content = path.read_bytes()
+    place = content.index((1500).to_bytes(8, "little"))
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    assert 1500 not in read(ParquetSource(str(path)))
+    with pytest.raises(SourceError, match=r"1.parquet: cannot be read: .*CRC"):
+        read(ParquetSource(str(path), verify=True))
+    path.write_bytes(content)
+    assert sorted(read(ParquetSource(str(path), verify=True))) == sorted([*rows] * 3)
+
+
 def refuse(*_: object, **__: object) -> None:
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 

@@ -7,8 +7,10 @@ import logging
 import os
 import tempfile
 import time
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
+from mmap import PROT_READ, mmap
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,6 +29,7 @@ _UNFINISHED = ".unfinished-"
 # The folder is listed once for each of so many parts of its limit: listing it for each row group would take a time that
 # grows with the number of files.
 _PARTS = 128
+_HEAD = 64  # bytes before the content; keeps Arrow's alignment
 _ABANDONED = 3600.0  # seconds after which an unfinished file counts as left behind
 
 
@@ -35,7 +38,8 @@ class CachedSource:
 
     A cache file's name is a hash of the original's path, size and mark, of the row group, of the columns' names and
     types, and of what chooses or decodes the rows. So the ranks of a host, and later jobs, can share a folder, and
-    changed files are read anew. When the folder would hold more than `limit` bytes, the files that were used longest
+    changed files are read anew. So are row groups whose cache file no longer matches its checksum, which is compared
+    at each read. When the folder would hold more than `limit` bytes, the files that were used longest
     ago are removed; ranks that write at the same time may exceed the limit by a hundredth, or a row group, each. Raises
     `CacheError` when the folder cannot be written or the disk is full, `ConfigError` for samples whose `decode` cannot
     be pickled.
@@ -110,7 +114,11 @@ class CachedSource:
 
     def _load(self, path: Path) -> pa.Table | None:
         try:
-            with pa.memory_map(str(path)) as mapped, pa.ipc.open_file(mapped) as reader:
+            with pa.memory_map(str(path)) as mapped:
+                head, content = mapped.read(_HEAD), mapped.read_buffer()
+            if head != _head(content):
+                raise OSError("its checksum does not match its content")
+            with pa.ipc.open_file(content) as reader:
                 table = reader.read_all()
         except FileNotFoundError:
             return None
@@ -132,9 +140,13 @@ class CachedSource:
             descriptor, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self._folder)
             try:
                 with os.fdopen(descriptor, "wb") as file:
+                    file.write(bytes(_HEAD))
                     with pa.ipc.new_file(file, table.schema) as writer:
                         writer.write_table(table)
                     self._room -= file.tell()
+                    file.flush()
+                    with mmap(descriptor, 0, prot=PROT_READ) as mapped, memoryview(mapped)[_HEAD:] as content:
+                        os.pwrite(descriptor, _head(content), 0)
                 try:
                     os.replace(name, path)
                 except FileNotFoundError:
@@ -168,6 +180,11 @@ class CachedSource:
             Path(path).unlink(missing_ok=True)
             held -= size
         self._room = room
+
+
+def _head(content: pa.Buffer | memoryview) -> bytes:
+    """Return the first `_HEAD` bytes of a cache file with this content: a mark and a checksum."""
+    return b"farandole crc32 %08x" % zlib.crc32(content) + bytes(_HEAD - 24)
 
 
 def _remove_if_abandoned(path: Path) -> None:

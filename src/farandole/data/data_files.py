@@ -129,7 +129,8 @@ class TableSource:
             elif known is None:
                 opened.fetch_tail()
             buffered = not self._files.local and opened.far is None
-            with pq.ParquetFile(opened.stream, metadata=known, pre_buffer=buffered) as parquet:
+            options = {"pre_buffer": buffered, "page_checksum_verification": self._files.verify}
+            with pq.ParquetFile(opened.stream, metadata=known, **options) as parquet:
                 if known is None:
                     refuse_encrypted(opened.stream, parquet.metadata, data.file.path)
                 self._check_footer(data, parquet.metadata)

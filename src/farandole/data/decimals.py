@@ -23,7 +23,8 @@ def nearest_floats(column: pa.Array) -> NDArray[np.float64]:
     one_word = (words[:, 1:] == (small >> (_WORD - 1))[:, None]).all()
     if abs(scale) <= _EXACT_POWER and one_word and ((small >= -_EXACT) & (small <= _EXACT)).all():
         # Of two exact numbers: rounds once.
-        return np.divide(small, 10.0**scale) if scale > 0 else np.multiply(small, 10.0**-scale)
+        found: NDArray[np.float64] = small / 10.0**scale if scale > 0 else small * 10.0**-scale
+        return found
     # Arrow writes all digits, and reads them as the nearest number.
-    found: NDArray[np.float64] = column.cast(pa.string()).cast(pa.float64()).to_numpy()
+    found = column.cast(pa.string()).cast(pa.float64()).to_numpy()
     return found

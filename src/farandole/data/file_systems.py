@@ -81,6 +81,7 @@ class Files:
     gone: str = ""
     # Reads ranges, and checks with each range that the file has not changed.
     client: RangeClient | None = field(default=None, compare=False)
+    verify: bool = False  # compare the checksums of Parquet's pages
 
     @classmethod
     def at(cls, url: str, options: Mapping[str, object] | None = None, gone: str = "", *, warn: bool = True) -> "Files":

@@ -78,7 +78,8 @@ class ParquetFiles:
             # Footers of old writers state too few bytes, so Arrow reads beyond the columns' ranges.
             old = _OLD_WRITER.match(footer.whole.created_by or "")
             stream = opened.stream if old else opened.fetched()
-            with pq.ParquetFile(stream, metadata=footer.whole, pre_buffer=buffered) as parquet:
+            options = {"pre_buffer": buffered, "page_checksum_verification": self._files.verify}
+            with pq.ParquetFile(stream, metadata=footer.whole, **options) as parquet:
                 table = parquet.read_row_group(footer.first + row_group.number, columns=held, use_threads=False)
             number = footer.first + row_group.number
             table = times_as_meant(stream, footer.whole, [number], table, row_group.file.path)

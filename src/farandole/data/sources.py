@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -27,7 +28,8 @@ class ParquetSource:
     Making a source reads all footers. Folders named "column=value" below the given one add a column. The folder of a
     Delta or Iceberg table, or of a Spark stream's output, is read as by `DeltaSource`, `IcebergSource` or
     `StreamSource`, at `version` or the newest version; a folder of Hugging Face's `save_to_disk` as by `SavedDataset`.
-    A `FlyteDirectory` is read from its store, without a download.
+    A `FlyteDirectory` is read from its store, without a download. With `verify`, reading compares pages with their
+    checksums, if they have any; a `SourceError` names the file of one that differs.
     With `gather`, an all-gather of objects, opening is collective: if it fails on one rank, all ranks raise. For a
     store, rank 0 lists the files and each rank reads some of the footers. Raises `SourceError` for files that are not
     Parquet and for other tables. Columns that differ between files raise `DataError` when they are read.
@@ -40,8 +42,9 @@ class ParquetSource:
         *,
         version: int | None = None,
         gather: Gather | None = None,
+        verify: bool = False,
     ) -> None:
-        self._source = _open(texts_of(urls), options, version, gather)
+        self._source = _open(texts_of(urls), options, version, gather, verify=verify)
         self.schema = self._source.schema
         self.row_groups: Sequence[RowGroup] = self._source.row_groups
 
@@ -89,17 +92,19 @@ def _open(
     options: Mapping[str, object] | None,
     version: int | None,
     gather: Gather | None,
+    *,
+    verify: bool,
 ) -> ParquetFiles | LoggedSource:
     first = urls if isinstance(urls, str) else next(iter(urls), "")
 
     def open_alone() -> ParquetFiles | LoggedSource:
-        files = Files.at(first, options)
+        files = replace(Files.at(first, options), verify=verify)
         return _open_found(files, options, version, *_find(urls, options, version, files))
 
     if gather is None or is_local(first, options):  # a local folder may be on each host's own disk
         return together(open_alone, gather)
     rank, _ = place_in(gather)
-    files = together(lambda: Files.at(first, options, warn=rank == 0), gather)
+    files = together(lambda: replace(Files.at(first, options, warn=rank == 0), verify=verify), gather)
     table, listed, base = from_first(lambda: _find(urls, options, version, files), gather, rank)
     if table is not None:
         return together(lambda: _open_found(files, options, version, table, listed, base), gather)
