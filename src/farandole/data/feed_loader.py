@@ -66,7 +66,7 @@ class FeedLoader(Loader):
         if self._batch_size < 1:
             raise ConfigError("batch_size", f"must be >= 1, got {self._batch_size}")
         agree("the loader", f"{self._settings()}, seed {asked.seed}, shuffle {asked.shuffle}", gather)
-        options = asked.field_options(self._source.schema, columns)
+        options = asked.fields
         mine = together(lambda: look_at_share(self._source, columns, options, LANES_BYTES), gather)
         schema = self._source.schema
         agree("the columns", ", ".join(f"{name} {schema.field(name).type}" for name in columns), gather)
@@ -74,7 +74,7 @@ class FeedLoader(Loader):
         self._plan = plan = LocalPlan(
             rows=tuple(share.rows for share in shares), batch_size=self._batch_size, policy=self._policy
         )
-        check_shares(shares, columns, options)
+        check_shares(shares, columns, None if self.transforms else options)
         self._plan_columns(pa.concat_tables([pa.ipc.open_stream(share.sample).read_all() for share in shares]))
         if not plan.steps:
             held = f"ranks hold {', '.join(map(str, plan.rows))} rows"

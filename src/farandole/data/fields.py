@@ -2,8 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from farandole.data.decimals import nearest_floats
 from farandole.data.images import decode_images, images_in, is_image
 from farandole.data.schemas import axes_of, is_binary, is_text, plain_type
-from farandole.data.values import Ragged, SparseRows, Values
+from farandole.data.values import Ragged, SparseRows, Values, cells_of, check_exact
 from farandole.errors import ConfigError, DataError
 
 __all__ = ["Field", "FieldOptions", "is_held", "is_vector", "lengths_in_rows", "plan_fields"]
@@ -26,11 +27,11 @@ _SPARSE = 0  # `type` of a sparse vector; 1 is dense
 class FieldOptions:
     """Options of columns, by name.
 
-    nulls: the value that replaces nulls. Nulls in a column without one are refused; with a transform, they become NaN
-    in floating-point columns. vocabulary: a list of texts; each text becomes its index in the list, as int64. ragged:
-    columns whose arrays may differ in length, even if the first rows have one length. dense: columns of vectors that
-    become dense arrays, even if some are sparse. images: height and width to which a column's images are resized;
-    `orient`: whether images are turned by their EXIF orientation.
+    nulls: the value that replaces nulls. Nulls in a column without one are refused; a transform gets them as NaN, NaT
+    or None instead, and must not leave them. vocabulary: a list of texts; each text becomes its index in the list, as
+    int64. ragged: columns whose arrays may differ in length, even if the first rows have one length. dense: columns of
+    vectors that become dense arrays, even if some are sparse. images: height and width to which a column's images are
+    resized; `orient`: whether images are turned by their EXIF orientation.
     """
 
     nulls: Mapping[str, object] = field(default_factory=dict)
@@ -56,11 +57,13 @@ class Field(ABC):
     name: str
     kind: str  # description for logs: "float32[64]"
     fill: object = None  # replaces nulls; None: nulls are refused
+    lenient: bool = False  # for a transform, which gets nulls, and arrays of any length
 
     def values(self, column: pa.ChunkedArray) -> Values:
         """Convert rows. Values that need no conversion may share memory with `column`.
 
-        Raises `DataError` for nulls if there is no `fill`, and for rows whose shape differs from the planned one."""
+        Unless the field is `lenient`, raises `DataError` for nulls without a `fill`, and for rows whose shape differs
+        from the planned one."""
         whole = _one_array(column)
         if pa.types.is_dictionary(whole.type):
             whole = whole.dictionary_decode()
@@ -69,6 +72,8 @@ class Field(ABC):
         if whole.type != (plain := plain_type(whole.type)):
             whole = whole.cast(plain)
         if whole.null_count:
+            if self.fill is None and self.lenient:
+                return self._convert_nulls(whole)
             if self.fill is None:
                 raise DataError(
                     self.name,
@@ -81,6 +86,18 @@ class Field(ABC):
     @abstractmethod
     def _convert(self, column: pa.Array) -> Values: ...
 
+    def _convert_nulls(self, column: pa.Array) -> Values:
+        """Convert rows of which some are null, and become None among objects."""
+        cells = np.full(len(column), None)
+        cells[column.is_valid().to_numpy(zero_copy_only=False)] = cells_of(self._convert(column.drop_null()))
+        return cells
+
+    def _items(self, items: pa.Array) -> NDArray[Any]:
+        """Convert the items of arrays."""
+        if items.null_count and not self.lenient:
+            raise DataError(self.name, f"{items.null_count} items of its arrays are null; fill them before")
+        return _numbers_or_nulls(self.name, items) if items.null_count else _numbers(items)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers(Field):
@@ -88,6 +105,9 @@ class Numbers(Field):
 
     def _convert(self, column: pa.Array) -> Values:
         return _numbers(column)
+
+    def _convert_nulls(self, column: pa.Array) -> Values:
+        return _numbers_or_nulls(self.name, column)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,14 +152,15 @@ class Arrays(Field):
                 continue
             lengths = np.diff(_view(flat.offsets))
             if len(lengths) and (lengths.min() != length or lengths.max() != length):
+                if self.lenient and self.shape == (length,):
+                    return _ragged(column, self._items)
                 raise DataError(
                     self.name,
                     f"arrays of {_spell_range(lengths)} items where the first rows have {length}; pad or "
                     f"cut them, or read them as they are: ragged=['{self.name}']",
                 )
             flat = flat.flatten()
-        items = _numbers(_no_nulls_within(self.name, flat))
-        return items.reshape(len(column), *self.shape)
+        return self._items(flat).reshape(len(column), *self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +168,7 @@ class RaggedArrays(Field):
     """Arrays of numbers of different lengths."""
 
     def _convert(self, column: pa.Array) -> Values:
-        offsets = _view(column.offsets).astype(np.int64)
-        return Ragged(_numbers(_no_nulls_within(self.name, column.flatten())), offsets - offsets[0])
+        return _ragged(column, self._items)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,14 +214,17 @@ def is_vector(kind: pa.DataType) -> bool:
     return bool(pa.types.is_struct(kind)) and tuple(child.name for child in kind) == _VECTOR
 
 
-def plan_fields(schema: pa.Schema, columns: Sequence[str], first_rows: pa.Table, options: FieldOptions) -> list[Field]:
-    """Choose a field for each column; `first_rows` must be the same on all ranks.
+def plan_fields(
+    schema: pa.Schema, columns: Sequence[str], first_rows: pa.Table, options: FieldOptions, *, transforms: bool = False
+) -> list[Field]:
+    """Choose a field for each column, a lenient one if `transforms`; `first_rows` must be the same on all ranks.
 
     The first rows decide the lengths of arrays whose type declares none. Raises `DataError` naming a column that no
     tensor can hold, `ConfigError` for an option that names no column.
     """
     options.check(columns)
-    return [_plan(name, schema.field(name).type, first_rows[name], options) for name in columns]
+    fields = [_plan(name, schema.field(name).type, first_rows[name], options) for name in columns]
+    return [replace(field, lenient=not isinstance(field, Codes)) for field in fields] if transforms else fields
 
 
 def is_held(kind: pa.DataType) -> bool:
@@ -224,9 +247,9 @@ def lengths_in_rows(kind: pa.DataType) -> bool:
 
 
 def _plan(name: str, kind: pa.DataType, seen: pa.ChunkedArray, options: FieldOptions) -> Field:
-    fill = options.nulls.get(name)
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
+    fill = _checked_fill(name, kind, options.nulls.get(name))
     if _is_number(kind):
         return Numbers(name=name, kind=str(kind), fill=fill)
     if is_text(kind):
@@ -247,6 +270,17 @@ def _plan(name: str, kind: pa.DataType, seen: pa.ChunkedArray, options: FieldOpt
     if _is_list(kind):
         return _plan_arrays(name, kind, known, fill, ragged=name in options.ragged)
     raise DataError(name, f"no tensor holds {kind}; cast it, or leave it out of the columns that are read")
+
+
+def _checked_fill(name: str, kind: pa.DataType, fill: object) -> object:
+    """Return what stands for nulls; raises `ConfigError` if the column's type cannot hold it."""
+    if isinstance(fill, float) and pa.types.is_decimal(kind):
+        fill = Decimal(repr(fill))
+    try:
+        pa.scalar(fill, kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError("nulls", f"'{name}' is {kind}, which cannot hold {fill!r} ({error})") from error
+    return fill
 
 
 def _plan_vectors(name: str, known: pa.Array, fill: object, *, sparse: bool) -> Field:
@@ -340,7 +374,22 @@ def _view(column: pa.Array) -> NDArray[Any]:
     return view
 
 
-def _no_nulls_within(name: str, items: pa.Array) -> pa.Array:
-    if items.null_count:
-        raise DataError(name, f"{items.null_count} items of its arrays are null; fill them before")
-    return items
+def _ragged(column: pa.Array, convert: Callable[[pa.Array], NDArray[Any]]) -> Ragged:
+    offsets = _view(column.offsets).astype(np.int64)
+    return Ragged(convert(column.flatten()), offsets - offsets[0])
+
+
+def _numbers_or_nulls(name: str, column: pa.Array) -> NDArray[Any]:
+    """Return numbers with NaN, times with NaT, or booleans with None for nulls; integers become float64."""
+    if pa.types.is_floating(column.type):
+        return _numbers(column.fill_null(pa.scalar(math.nan, column.type)))
+    there = _numbers(column.drop_null())
+    if there.dtype.kind == "b":
+        found = np.full(len(column), None)
+    elif there.dtype.kind in "mM":
+        found = np.full(len(column), "nat", there.dtype)
+    else:
+        found = np.full(len(column), math.nan)
+        check_exact(name, there)
+    found[column.is_valid().to_numpy(zero_copy_only=False)] = there
+    return found

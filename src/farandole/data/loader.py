@@ -254,8 +254,8 @@ class Loader:
         return nbytes
 
     def _plan_columns(self, few_rows: pa.Table) -> None:
-        options = self._reading.field_options(self._source.schema, self._columns)
-        fields = plan_fields(self._source.schema, self._columns, few_rows, options)
+        options, schema = self._reading.fields, self._source.schema
+        fields = plan_fields(schema, self._columns, few_rows, options, transforms=self.transforms)
         none = few_rows.slice(0, 0)
         self._no_rows: Columns = {field.name: field.values(none[field.name]) for field in fields}
         self._reader = Reader(self._source, tuple(fields))
@@ -323,7 +323,7 @@ class Loader:
     def _pieces(self, plan: GlobalPlan, rank: int) -> Generator[Piece]:
         known, self._known = self._known, {}
         order = self._order.epoch(self._epoch)
-        return read_pieces(self._reader, self._reading, order, plan, rank, self._row_bytes, known)
+        return read_pieces(self._reader, self._reading, order, plan, rank, self._row_bytes, known, self._no_rows)
 
     def _fill(self, take: Callable[[int], Columns], own: int, count: int) -> Columns:
         """Return `own` rows, and repeated ones up to `count` rows."""
@@ -338,9 +338,8 @@ class Loader:
 
     def _few_rows(self) -> Columns:
         first = next((group for group in self._source.row_groups if group.rows), None)
-        return joined(
-            transformed(self._reading.transform, dict(self._no_rows) if first is None else self._reader(first))
-        )
+        piece = dict(self._no_rows) if first is None else self._reader(first)
+        return joined(transformed(self._reading.transform, piece, self._no_rows))
 
     def _empty(self) -> Columns:
         if self._none is None:

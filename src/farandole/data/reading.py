@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from farandole.data.batches import joined, rows_of
 from farandole.data.fields import FieldOptions
+from farandole.data.nulls import nulls_in, settled
 from farandole.data.order import EpochOrder
 from farandole.data.plans import GlobalPlan
 from farandole.data.pool import RUN_BYTES, ReadPool, attempt
 from farandole.data.process_pool import ProcessPool
-from farandole.data.rounds import Piece, Reader, Transform, read_ahead, read_rounds
+from farandole.data.rounds import Columns, Piece, Reader, Transform, read_ahead, read_rounds
 from farandole.data.row_groups import RowGroup, in_flight
 from farandole.data.settings import check_count, check_seconds
 from farandole.errors import ConfigError, DataError
@@ -67,14 +68,6 @@ class Reading:
         if self.processes and not self.workers:
             raise ConfigError("processes", "are as many as there are workers, of which there are none")
 
-    def field_options(self, schema: pa.Schema, columns: Sequence[str]) -> FieldOptions:
-        """Return `fields`; with a transform, NaN replaces nulls in floating-point columns that have no other value."""
-        if self.transform is None:
-            return self.fields
-        known = frozenset(schema.names)
-        floating = [name for name in columns if name in known and _is_floating(schema.field(name).type)]
-        return replace(self.fields, nulls=dict.fromkeys(floating, float("nan")) | dict(self.fields.nulls))
-
 
 def read_pieces(
     reader: Reader,
@@ -84,11 +77,12 @@ def read_pieces(
     rank: int,
     row_bytes: int,
     known: dict[RowGroup, pa.Table],
+    planned: Columns,
 ) -> Generator[Piece]:
     """Yield the rows of `rank` from `plan.start` on, in pieces of any length, and read ahead.
 
     `row_bytes` is an estimate, for the memory that reading ahead may take. Row groups in `known` were read before: each
-    is taken from there once, and not read again."""
+    is taken from there once, and not read again. `planned` is that of `transformed`."""
     transform, rows = asked.transform, order.order.row_groups
 
     with ExitStack() as stack:
@@ -104,7 +98,7 @@ def read_pieces(
 
         pool: ReadPool[int, Piece]
         if asked.processes:
-            act = partial(_each_transformed, reader, transform)
+            act = partial(_each_transformed, reader, transform, planned)
             pool = ProcessPool(act, asked.workers, weigh, lambda number: reader.source.row_groups[number])
             transform = None
         else:
@@ -123,7 +117,7 @@ def read_pieces(
             hungry=lambda: pool.unfinished < 2 * wanted(),  # one that is read and one that waits, for each thread
             timeout=asked.timeout,
         )
-        made = (transformed(transform, columns) for columns in rounds)
+        made = (transformed(transform, columns, planned) for columns in rounds)
         # In file order no rows are gathered, so a thread would only pass on the columns that others have read.
         with_thread = asked.workers and (asked.shuffle or transform is not None)
         yield from read_ahead(made, 1, pool.cancel) if with_thread else made
@@ -145,26 +139,28 @@ def checked_meanwhile(items: Generator[T], check: Callable[[], None]) -> Generat
 
 
 def _each_transformed(
-    reader: Reader, transform: Transform | None, numbers: Sequence[int]
+    reader: Reader, transform: Transform | None, planned: Columns, numbers: Sequence[int]
 ) -> Iterator[Piece | BaseException]:
     for piece in reader.each(numbers, {}):
-        yield piece if isinstance(piece, BaseException) else attempt(transformed, transform, piece)
+        yield piece if isinstance(piece, BaseException) else attempt(transformed, transform, piece, planned)
 
 
-def transformed(transform: Transform | None, piece: Piece) -> Piece:
-    """Return the columns, with a user's transform applied; raises `DataError` if it changes the number of rows."""
+def transformed(transform: Transform | None, piece: Piece, planned: Columns) -> Piece:
+    """Return the columns, with a user's transform applied; `planned` has no rows, and the columns' planned types.
+
+    Raises `DataError` for a transform that changes the number of rows, or leaves nulls or arrays of other lengths."""
     if transform is None or not piece:
         return piece
     columns = joined(piece)
-    made = transform(columns)
+    # Before the transform, which may fill them in place.
+    nulls = {name: nulls_in(values, planned[name]) for name, values in columns.items() if name in planned}
+    made = dict(transform(dict(columns)))
     for name, values in made.items():
         if len(values) != rows_of(columns):
             raise DataError(
                 name,
                 f"the transform made {len(values)} rows of {rows_of(columns)}; it may not change their number",
             )
-    return dict(made)
-
-
-def _is_floating(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind))
+        if name in nulls:
+            made[name] = settled(name, columns[name], nulls[name], values, planned[name])
+    return made

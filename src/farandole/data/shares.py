@@ -54,14 +54,16 @@ def look_at_share(source: Source, columns: Sequence[str], options: FieldOptions,
     )
 
 
-def check_shares(shares: Sequence[Share], columns: Sequence[str], options: FieldOptions) -> None:
-    """Raise `DataError` if no rank has rows, and for nulls in a column without a value that replaces them."""
+def check_shares(shares: Sequence[Share], columns: Sequence[str], options: FieldOptions | None) -> None:
+    """Raise `DataError` if no rank has rows, and for nulls without a value that replaces them in `options`.
+
+    A transform gets nulls; then `options` is None."""
     rows = sum(share.rows for share in shares)
     if not rows:
         raise DataError("", f"there are no rows on any of {len(shares)} ranks")
-    for name in columns:
+    for name in columns if options is not None else ():
         nulls = sum(share.nulls[name] for share in shares)
-        if nulls and options.nulls.get(name) is None:
+        if nulls and options is not None and options.nulls.get(name) is None:
             raise DataError(
                 name,
                 f"{nulls} of {rows} rows are null; fill or drop them before, or say what stands for them: "

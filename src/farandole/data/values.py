@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farandole._native import copy_rows
+from farandole.errors import DataError
 
 __all__ = [
     "ALIGNMENT",
@@ -18,6 +19,8 @@ __all__ = [
     "SparseRows",
     "Values",
     "ValuesOrLoose",
+    "cells_of",
+    "check_exact",
     "empty_aligned",
     "gather_rows",
     "join_values",
@@ -26,6 +29,7 @@ __all__ = [
 ]
 
 ALIGNMENT = 64  # bytes
+_EXACT = 2**53  # float64 holds every integer up to here
 LARGE_ROW = 16 << 10  # bytes from which copying a row takes longer than finding it
 
 
@@ -136,15 +140,20 @@ def gather_rows(
     Arrays of small rows are concatenated in `scratch[name]`, which is replaced if it is too small or of another type.
     The type of the result holds the values of all parts."""
     arrays = [array for part in parts for array in _arrays_of(part)]
+    kinds = {array.dtype for array in arrays}
+    # Of the rows for a transform, some may hold nulls as objects, or arrays of other lengths.
+    if arrays and (any(isinstance(part, Ragged | SparseRows) for part in parts) or {np.dtype(object)} < kinds):
+        return gather_rows(_alike(parts), rows, scratch, name)
     if not arrays:
         return pick_rows(join_values(parts), rows)
-    kinds = {array.dtype for array in arrays}
     count = sum(len(array) for array in arrays)
     if sum(array.nbytes for array in arrays) >= LARGE_ROW * max(1, count):
         single = [array[row : row + 1] for array in arrays for row in range(len(array))]
         loose = LooseRows([single[row] for row in rows.tolist()])
         return loose if len(kinds) == 1 else join_values([loose])
     kind = np.result_type(*kinds)
+    if kind == np.float64 and len(kinds) > 1:
+        check_exact(name, *arrays)
     if len(arrays) == 1:
         return pick_rows(arrays[0], rows)
     if count == len(arrays):
@@ -153,6 +162,33 @@ def gather_rows(
     if name not in scratch or len(scratch[name]) < count or scratch[name].dtype != kind:
         scratch[name] = np.empty((count, *arrays[0].shape[1:]), kind)
     return pick_rows(np.concatenate(arrays, out=scratch[name][:count]), rows)
+
+
+def cells_of(values: Values) -> NDArray[Any]:
+    """Return an array of objects: of each row, its array or its number."""
+    rows = values.rows() if isinstance(values, Ragged) else values.dense() if isinstance(values, SparseRows) else values
+    cells = np.empty(len(values), object)
+    for place, row in enumerate(rows):
+        cells[place] = row
+    return cells
+
+
+def check_exact(name: str, *arrays: NDArray[Any]) -> None:
+    """Raise `DataError` for integers of column `name` that float64 does not hold."""
+    for array in arrays:
+        if array.dtype.kind in "iu" and array.size and not -_EXACT <= array.min() <= array.max() <= _EXACT:
+            problem = "has nulls beside integers beyond 2**53, which float64 does not hold; say what stands for them"
+            raise DataError(name, f"{problem}: nulls={{'{name}': ...}}")
+
+
+def _alike(parts: Sequence[ValuesOrLoose]) -> Sequence[ValuesOrLoose]:
+    """Return parts of one class: objects if one of them holds nulls as objects, else ragged."""
+    if any(isinstance(part, np.ndarray) and part.dtype.hasobject for part in parts):
+        return [part if isinstance(part, LooseRows) else cells_of(part) for part in parts]
+    return [
+        Ragged(part.reshape(-1), np.arange(len(part) + 1) * part.shape[1]) if isinstance(part, np.ndarray) else part
+        for part in parts
+    ]
 
 
 def _arrays_of(part: ValuesOrLoose) -> Sequence[NDArray[Any]]:
