@@ -33,7 +33,7 @@ class Request:
 
 
 # Function that returns the fault of a request: a status, "reset", "cut" (half of the body), "expired", "trickle" (only
-# the first line, byte by byte), or None for an answer.
+# the first line, byte by byte), "no mark" (no ETag), or None for an answer.
 Fault = Callable[[Request], int | str | None]
 
 
@@ -251,7 +251,7 @@ class Handler(BaseHTTPRequestHandler):
             elif listing:
                 self.send(200, {"Content-Type": "application/xml"}, self.objects.listing(key.rstrip("/"), query))
             else:
-                self._give(method, key, cut=fault == "cut")
+                self._give(method, key, cut=fault == "cut", mark=fault != "no mark")
 
     def _trickle(self) -> None:
         self.close_connection = True
@@ -260,13 +260,14 @@ class Handler(BaseHTTPRequestHandler):
                 self.connection.sendall(bytes([byte]))
                 time.sleep(0.02)
 
-    def _give(self, method: str, key: str, *, cut: bool) -> None:
+    def _give(self, method: str, key: str, *, cut: bool, mark: bool) -> None:
         body = self.objects.objects.get(key)
         if body is None:
             return self.send(404, {}, b"")
-        mark = mark_of(body)
-        headers = {"ETag": mark, "Last-Modified": _DATE, "Accept-Ranges": "bytes"}
-        if self.headers.get("If-Match", mark) != mark:
+        own = mark_of(body)
+        headers = {"ETag": own} if mark else {}
+        headers |= {"Last-Modified": _DATE, "Accept-Ranges": "bytes"}
+        if self.headers.get("If-Match", own) != own:
             return self.send(412, headers, b"")
         status, asked = 200, self.headers.get("Range", "").removeprefix("bytes=")
         if asked:

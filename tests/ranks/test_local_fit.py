@@ -80,6 +80,8 @@ def test_wrong_rows_are_refused_before_ranks_start() -> None:
         estimator().fit([1, 2])
     with pytest.raises(DataError, match="'y': Arrow cannot hold it"):
         estimator().fit(rows().assign(y=[object()] * 40))
+    with pytest.raises(DataError, match="there are no rows in the DataFrame"):
+        estimator().fit(pd.DataFrame({"x": [], "flag": [], "y": []}))
     with pytest.raises(ConfigError, match="dataset: is an empty path"):
         estimator().fit("")
     with pytest.raises(DataError, match="'y': is the name of several columns; give each its own"):

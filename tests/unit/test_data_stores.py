@@ -157,6 +157,14 @@ def test_an_object_that_is_closed_to_us_is_no_raw_error(folder: Path, kind: str)
         assert "secretsecret" not in str(told.value)
 
 
+def test_an_answer_without_a_mark_is_named(folder: Path) -> None:
+    with ObjectStore.serving(folder) as store:
+        source = ParquetSource("s3://bucket/data", store.options)
+        store.fault = lambda request: "no mark"
+        with pytest.raises(SourceError, match=r"part-000.parquet: cannot be .*: the answer has no (?i:etag)"):
+            source.read(source.row_groups[0], ["row"])
+
+
 @pytest.mark.parametrize("kind", ["s3", "http"])
 @pytest.mark.parametrize("how", ["not at all", "byte by byte"])
 def test_an_answer_that_does_not_come_is_asked_for_again(

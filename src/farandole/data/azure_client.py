@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from fsspec.asyn import sync
 
 from farandole.data.flight import Flight, PassingFailure
-from farandole.data.ranges import TAIL_BYTES, ChangedFile, PagedStore, Part, Span
+from farandole.data.ranges import TAIL_BYTES, ChangedFile, PagedStore, Part, Span, header_of
 from farandole.data.row_groups import File
 
 __all__ = ["AzureClient"]
@@ -104,6 +104,7 @@ class AzureClient(PagedStore):
         return done
 
 
-def _mark(etag: str) -> str:
+def _mark(etag: str | None) -> str:
     """Return an ETag in quotes; listings return ETags without them."""
+    etag = header_of({"ETag": etag}, "ETag")
     return f'"{etag.strip(chr(34))}"'

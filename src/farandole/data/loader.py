@@ -338,7 +338,7 @@ class Loader:
 
     def _few_rows(self) -> Columns:
         first = next((group for group in self._source.row_groups if group.rows), None)
-        piece = dict(self._no_rows) if first is None else self._reader(first)
+        piece: Piece = dict(self._no_rows) if first is None else self._reader(first)
         return joined(transformed(self._reading.transform, piece, self._no_rows))
 
     def _empty(self) -> Columns:

@@ -19,7 +19,9 @@ def nulls_in(values: Values, planned: Values) -> NDArray[np.bool_]:
         return np.array(found, bool).reshape(plain.shape)
     if plain.dtype.kind in "mM":
         return np.isnat(plain)
-    return np.isnan(plain) if plain.dtype.kind == "f" and kind in "biu" else np.zeros(plain.shape, bool)
+    if plain.dtype.kind == "f" and kind in "biu":
+        return np.asarray(np.isnan(plain))
+    return np.zeros(plain.shape, bool)
 
 
 def settled(name: str, given: Values, nulls: NDArray[np.bool_], made: Values, planned: Values) -> Values:

@@ -3,10 +3,10 @@
 import io
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from farandole.data.flight import Flight, PassingFailure
 from farandole.data.row_groups import File
@@ -24,6 +24,7 @@ __all__ = [
     "coalesce",
     "content_range",
     "difference_of",
+    "header_of",
     "range_header",
 ]
 
@@ -227,6 +228,14 @@ def content_range(text: str) -> tuple[int, int]:
     """Return the first byte's position and the file's size in a `Content-Range` such as "bytes 0-9/100"."""
     span, _, size = text.removeprefix("bytes ").partition("/")
     return int(span.split("-")[0]), int(size)
+
+
+def header_of(headers: Mapping[str, Any], name: str) -> str:
+    """Return a header of an answer; raises `OSError` if the answer does not have it."""
+    found = headers.get(name)
+    if not found:
+        raise OSError(f"the answer has no {name}, which says what it holds; the store, and each proxy, must send it")
+    return str(found)
 
 
 def changed_file(path: str, difference: str) -> SourceError:

@@ -154,13 +154,13 @@ def transformed(transform: Transform | None, piece: Piece, planned: Columns) -> 
     columns = joined(piece)
     # Before the transform, which may fill them in place.
     nulls = {name: nulls_in(values, planned[name]) for name, values in columns.items() if name in planned}
-    made = dict(transform(dict(columns)))
-    for name, values in made.items():
+    made: Piece = {}
+    for name, values in transform(dict(columns)).items():
         if len(values) != rows_of(columns):
             raise DataError(
                 name,
                 f"the transform made {len(values)} rows of {rows_of(columns)}; it may not change their number",
             )
-        if name in nulls:
-            made[name] = settled(name, columns[name], nulls[name], values, planned[name])
+        known = name in nulls
+        made[name] = settled(name, columns[name], nulls[name], values, planned[name]) if known else values
     return made

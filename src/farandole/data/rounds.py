@@ -85,6 +85,8 @@ class Reader:
             yield
         except DataError as error:
             raise DataError(error.column, f"{row_group}: {error.problem}") from error
+        except pa.ArrowException as error:
+            raise DataError("", f"{row_group}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from farandole.data.flight import MOST_IN_FLIGHT, Flight, PassingFailure
-from farandole.data.ranges import ChangedFile, PagedStore, Part, Span, content_range, range_header
+from farandole.data.ranges import ChangedFile, PagedStore, Part, Span, content_range, header_of, range_header
 from farandole.data.row_groups import File
 from farandole.data.s3_listing import Page, page_of
 from farandole.data.s3_requests import S3Requests
@@ -57,7 +57,7 @@ class S3Client(PagedStore):
         if found is None:
             answer = self._ask("get_object", path, Bucket=bucket, Key=key, Range=asked, **condition)
             if answer is not None:
-                found = str(answer["ETag"]), answer.get("ContentRange"), self._body(answer["Body"].read)
+                found = header_of(answer, "ETag"), answer.get("ContentRange"), self._body(answer["Body"].read)
         if found is None:  # the last bytes of an empty object
             return Part(0, b"", 0, mark)
         own, content_span, body = found
@@ -79,7 +79,8 @@ class S3Client(PagedStore):
         except OSError as error:
             raise PassingFailure(f"{type(error).__name__}: {error}") from error
         if answer.status in (200, 206):
-            return answer.headers["etag"], answer.headers.get("content-range"), body
+            span = header_of(answer.headers, "content-range") if answer.status == 206 else None
+            return header_of(answer.headers, "etag"), span, body
         found = _CODE.search(body)
         code = found[1].decode() if found else ""
         if answer.status == 404:
@@ -123,7 +124,7 @@ class S3Client(PagedStore):
     def _clients_page(self, prefix: str, bucket: str, asked: Mapping[str, str]) -> Page:
         answer = self._ask("list_objects_v2", prefix, Bucket=bucket, **asked)
         assert answer is not None, "a listing has no range"
-        found = [(str(each["Key"]), int(each["Size"]), str(each["ETag"])) for each in answer.get("Contents", ())]
+        found = [(str(each["Key"]), int(each["Size"]), header_of(each, "ETag")) for each in answer.get("Contents", ())]
         return found, str(answer["NextContinuationToken"]) if answer.get("IsTruncated") else ""
 
     def look(self, path: str) -> File:
@@ -131,7 +132,7 @@ class S3Client(PagedStore):
         bucket, _, key = path.partition("/")
         answer = self._ask("head_object", path, Bucket=bucket, Key=key)
         assert answer is not None, "a head has no range"
-        return File(path, int(answer["ContentLength"]), str(answer["ETag"]))
+        return File(path, int(answer["ContentLength"]), header_of(answer, "ETag"))
 
     def _ask(self, operation: str, path: str, **arguments: str) -> Mapping[str, Any] | None:
         """Return the answer, None for an empty object's last bytes; raises as `RangeClient.fetch`, and `OSError`."""

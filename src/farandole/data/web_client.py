@@ -11,7 +11,7 @@ from fsspec.implementations.http import HTTPFileSystem
 
 from farandole.data.connections import LEAST_PER_SECOND
 from farandole.data.flight import Flight, PassingFailure
-from farandole.data.ranges import ChangedFile, Part, Span, content_range, range_header
+from farandole.data.ranges import ChangedFile, Part, Span, content_range, header_of, range_header
 from farandole.data.row_groups import File
 
 __all__ = ["WebClient"]
@@ -45,7 +45,7 @@ class WebClient:
         if status == 412 or (mark and found != mark):
             raise ChangedFile(f"its mark {mark} is now {found or 'another'}")
         if status == 206:
-            first, size = content_range(headers["Content-Range"])
+            first, size = content_range(header_of(headers, "Content-Range"))
         elif status == 416 and span is None:  # the last bytes of an empty file
             return Part(0, b"", 0, found)
         elif status == 200:

@@ -36,6 +36,8 @@ def as_files(dataset: Any, needed: Sequence[str]) -> Iterator[str]:
         yield _url(dataset)
         return
     table = dataset if isinstance(dataset, pa.Table) else _as_table(dataset, needed)
+    if not table.num_rows:  # and perhaps no types
+        raise DataError("", f"there are no rows in the {type(dataset).__name__}")
     if set(needed) <= set(table.column_names):
         table = table.select([*dict.fromkeys(needed)])
     with tempfile.TemporaryDirectory(prefix="farandole-rows-", dir=local_directory(os.environ, 0)) as folder:
