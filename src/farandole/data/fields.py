@@ -235,8 +235,8 @@ def is_held(kind: pa.DataType) -> bool:
         while _is_list(kind):
             kind = kind.value_type
         return _is_number(kind)
-    plain = is_text(kind) or is_binary(kind) or pa.types.is_fixed_size_binary(kind)
-    return plain or _is_number(kind) or _is_tensor(kind) or is_vector(kind) or is_image(kind)
+    plain = _is_number(kind) or is_text(kind) or is_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return plain or _is_tensor(kind) or is_vector(kind) or is_image(kind)
 
 
 def lengths_in_rows(kind: pa.DataType) -> bool:
@@ -249,7 +249,9 @@ def lengths_in_rows(kind: pa.DataType) -> bool:
 def _plan(name: str, kind: pa.DataType, seen: pa.ChunkedArray, options: FieldOptions) -> Field:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    fill = _checked_fill(name, kind, options.nulls.get(name))
+    fill = options.nulls.get(name)
+    if fill is not None:
+        fill = _checked_fill(name, kind, fill)
     if _is_number(kind):
         return Numbers(name=name, kind=str(kind), fill=fill)
     if is_text(kind):

@@ -32,7 +32,7 @@ from farandole.data.selection import SelectedSource
 from farandole.data.state import NO_VERSION
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.data.versions import same_version, version_of
-from farandole.errors import ConfigError, DataError, NoDataAvailableError, ReaderError
+from farandole.errors import ConfigError, NoDataAvailableError, ReaderError
 from farandole.masking import mask
 
 __all__ = ["Reader", "make_batch_reader", "make_feed_reader", "make_reader"]
