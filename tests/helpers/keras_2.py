@@ -140,6 +140,26 @@ def check_callbacks(rank: int, size: int) -> None:
         np.testing.assert_array_equal(every[0], every[1])
         assert_same(model.history.history["lr"], [0.1, 0.01])
         assert_same(values(model), want, 1e-4)
+    # The same objects in another fit.
+    other = build(seed=10 + rank)
+    fit(other, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), rank, size, callbacks=callbacks)
+    every = hvd.allgather(values(other)[None])
+    np.testing.assert_array_equal(every[0], every[1])
+
+
+def check_metrics_are_those_of_all_rows(rank: int, size: int) -> None:
+    model, (inputs, targets) = build(), rows(0, 1)
+    parts = slice(0, 3) if rank else slice(3, 8), slice(0, 7) if rank else slice(7, 8)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse", metrics=["mae"])
+    got = model.fit(
+        *(each[parts[0]] for each in (inputs, targets)),
+        validation_data=tuple(each[parts[1]] for each in (inputs, targets)),
+        batch_size=8,
+        callbacks=[hvd.callbacks.MetricAverageCallback()],
+        verbose=0,
+    ).history
+    loss, error = model.evaluate(inputs[:8], targets[:8], verbose=0)
+    assert_same([*got.values()], [[loss], [error], [loss], [error]])
 
 
 def _with_warm_up() -> Any:

@@ -27,6 +27,26 @@ def check_all_start_alike(rank: int, size: int) -> None:
     assert float(model.optimizer.learning_rate) == float(plain.learning_rate)
 
 
+def check_callbacks_serve_several_fits(rank: int, size: int) -> None:
+    """Each fit broadcasts, also of another model or of the same one, and warms up over its own number of steps."""
+    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    warm_up = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.4, warmup_epochs=1)
+    callbacks, rates = [start, warm_up], list[float]()
+    note: Any = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: rates.append(float(note.model.optimizer.learning_rate))
+    )
+    models = build(seed=rank), build(seed=10 + rank)
+    for model, steps in ((models[0], STEPS), (models[1], 2), (models[1], 2)):
+        weight = model.trainable_variables[0]
+        weight.assign(weight + rank)
+        inputs, targets = (each[: steps * ROWS // size] for each in rows(rank, size))
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.4)), loss="mse")
+        model.fit(inputs, targets, batch_size=ROWS // size, callbacks=[*callbacks, note], verbose=0)
+        every = hvd.allgather(values(model)[None])
+        np.testing.assert_array_equal(every[0], every[1])
+    assert_same(rates, [0.4 * (step / steps + 1) / size for steps in (STEPS, 2, 2) for step in range(1, steps + 1)])
+
+
 def check_a_model_without_a_shape(rank: int, size: int) -> None:
     keras.utils.set_random_seed(rank)
     model = keras.Sequential([keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(2)])
@@ -53,32 +73,55 @@ def check_local_variables_stay(rank: int, size: int) -> None:
 
 
 def check_metrics_are_those_of_all_ranks(rank: int, size: int) -> None:
-    def loss_of(inputs: Any, targets: Any) -> float:
-        first, bias, second, other = model.get_weights()
-        outputs = np.tanh(inputs @ first + bias) @ second + other
-        return float(np.mean((outputs - targets) ** 2))
+    """Ranks with different numbers of rows: means are those over all rows, other values are weighted by the rows."""
+    inputs, targets = (each[: 2 if rank else 6] for each in rows(rank, size))
+    held, others = (each[: 5 if rank else 1] for each in rows(rank, size))
+    weights = np.arange(1.0, 1.0 + len(held))
 
-    model = build()
-    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), loss="mse")
-    (inputs, targets), (more, others) = rows(rank, size), (each[rank:] for each in rows())
-    seen: dict[str, Any] = {}
-    average = hvd.callbacks.MetricAverageCallback()
-    last = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.update(logs))
-    history = model.fit(
-        inputs,
-        targets,
-        batch_size=ROWS // size,
-        validation_data=(more, others),
-        callbacks=[average, last],
-        verbose=0,
-    ).history
+    def fitted(average: Any) -> Any:
+        class Last(keras.metrics.Metric):  # type: ignore[misc]  # Keras ships no types
+            def update_state(self, *given: Any, **options: Any) -> None: ...
+            def result(self) -> Any:
+                return keras.ops.ones(()) * rank
+
+        model = build()
+        model.compile(
+            optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)),
+            loss="mse",
+            metrics=["mae", Last(name="last")],
+            weighted_metrics=[keras.metrics.MeanSquaredError(name="weighted")],
+        )
+        settings: dict[str, Any] = {"batch_size": 1 if rank else 3, "verbose": 0, "epochs": 2}
+        seen: list[Any] = []
+        after = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs)))
+        both = (held, others, weights)
+        model.fit(inputs, targets, validation_data=both, callbacks=[average, after], **settings)
+        assert seen[-1] == {name: values[-1] for name, values in model.history.history.items()}
+        return model.history.history
+
+    def over_ranks(values: Any, weights: Any) -> float:
+        sums = hvd.allreduce(np.array([np.sum(values * weights), np.sum(weights)], np.float64), op=hvd.Sum)
+        return float(sums[0] / sums[1])
+
+    outputs = build().predict(inputs, verbose=0), build().predict(held, verbose=0)
+    error, held_error = (outputs[0] - targets), (outputs[1] - others)
+    ones, held_ones = np.ones(len(error)), np.ones(len(held_error))
     want = {
-        "loss": np.mean([loss_of(*rows(each, size)) for each in range(size)]),
-        "val_loss": np.mean([loss_of(*(array[each:] for array in rows())) for each in range(size)]),
+        "loss": over_ranks(np.mean(error**2, 1), ones),
+        "mae": over_ranks(np.mean(np.abs(error), 1), ones),
+        "last": 2 / 8,
+        "val_loss": over_ranks(np.mean(held_error**2, 1) * weights, held_ones),
+        "val_mae": over_ranks(np.mean(np.abs(held_error), 1), held_ones),
+        "val_weighted": over_ranks(np.mean(held_error**2, 1), weights),
+        "val_last": 5 / 6,
     }
+    got = fitted(hvd.callbacks.MetricAverageCallback())
     for name, value in want.items():
-        assert_same(seen[name], value)
-        assert_same(history[name], [value])
+        assert_same(got[name], [value] * 2)
+    as_horovod = fitted(hvd.callbacks.MetricAverageCallback(weighted=False))
+    assert as_horovod["val_last"] == [0.5] * 2
+    own = float(np.mean(np.abs(held_error)))
+    assert_same(as_horovod["val_mae"], [float(np.mean(hvd.allgather(np.array([own]))))] * 2)
 
 
 def check_warm_up(rank: int, size: int) -> None:

@@ -145,6 +145,24 @@ def test_the_hook_makes_its_operation_for_each_graph() -> None:
     assert run_ranks(2, body) == [[1.0, 11.0]] * 2
 
 
+def test_the_hook_broadcasts_variables_that_a_later_session_adds() -> None:
+    def body(context: Context) -> list[float]:
+        hook, got = hvd.BroadcastGlobalVariablesHook(1), []
+        with tf.Graph().as_default() as graph:
+            for number in range(2):
+                variable = v1.Variable(float(10 * number + context.rank), use_resource=True)
+                hook.begin()
+                with v1.Session() as session:
+                    session.run(v1.global_variables_initializer())
+                    hook.after_create_session(session, v1.train.Coordinator())
+                    got.append(float(session.run(variable)))
+            graph.finalize()
+            hook.begin()
+        return got
+
+    assert run_ranks(2, body) == [[1.0, 11.0]] * 2
+
+
 def test_objects() -> None:
     def body(context: Context) -> tuple[Any, ...]:
         mine = {"rank": context.rank, "name": "x" * 1000 * context.rank}

@@ -16,6 +16,7 @@ class Generation(Protocol):
     """A module of this package for the optimizers, models and files of one generation of Keras."""
 
     has_legacy: bool  # has legacy optimizers, of an earlier generation
+    Mean: type  # the metrics that are means; `count` is the number of samples, or the sum of their weights
 
     def distribute(
         self,

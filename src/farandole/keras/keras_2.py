@@ -19,11 +19,12 @@ from farandole.tensorflow.aggregation import Aggregation
 from farandole.tensorflow.reducer import identify
 from farandole.tensorflow.tracing import as_written
 
-__all__ = ["build", "distribute", "has_legacy", "has_schedule", "load", "velocities"]
+__all__ = ["Mean", "build", "distribute", "has_legacy", "has_schedule", "load", "velocities"]
 
 Pairs: TypeAlias = list[tuple[Tensor | None, Any]]
 
 has_legacy = True
+Mean: type = tf_keras.metrics.Mean
 LEGACY: Any = tf_keras.optimizers.legacy.Optimizer
 KINDS: tuple[Any, ...] = (tf_keras.optimizers.Optimizer, LEGACY)
 _SEVERAL_PASSES = "backward_passes_per_step > 1 and a LossScaleOptimizer of Keras 2 do not go together"

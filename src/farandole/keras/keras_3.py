@@ -13,6 +13,7 @@ from farandole.keras.saved_files import load
 
 __all__ = [
     "Distributed",
+    "Mean",
     "ScaledDistributed",
     "build",
     "distribute",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 has_legacy = False
+Mean: type = keras.metrics.Mean
 
 
 class _Front(Front, keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no types

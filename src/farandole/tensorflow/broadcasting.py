@@ -73,12 +73,15 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         super().__init__()
         self._root, self._device = root_rank, device
         self._operation: tf.Operation | None = None
+        self._made_for: list[Any] = []  # the operation's graph and its variables
 
     def begin(self) -> None:
         """Add the operation to the graph, which cannot be changed after the session is made."""
-        if self._operation is None or self._operation.graph is not tf.compat.v1.get_default_graph():
+        needed = [tf.compat.v1.get_default_graph(), *tf.compat.v1.global_variables()]
+        # A later session of this graph finds it finalized, or with further variables.
+        if [*map(id, needed)] != [*map(id, self._made_for)]:
             with tf.device(self._device):
-                self._operation = broadcast_global_variables(self._root)
+                self._operation, self._made_for = broadcast_global_variables(self._root), needed
 
     def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
         """Run the operation; blocks until the root's values have arrived."""

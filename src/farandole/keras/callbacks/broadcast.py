@@ -14,7 +14,7 @@ __all__ = ["BroadcastGlobalVariablesCallback"]
 
 
 class BroadcastGlobalVariablesCallback(Callback):
-    """Broadcasts the weights and the optimizer's state of rank `root_rank` once, before the first batch.
+    """Broadcasts the weights and the optimizer's state of rank `root_rank` once in each `fit`, before its first batch.
 
     A model that its first batch builds is broadcast after that batch. `local_variables` keep their values. `device` is
     an argument of Horovod's and is ignored."""
@@ -22,11 +22,16 @@ class BroadcastGlobalVariablesCallback(Callback):
     def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
         super().__init__()
         self.root_rank, self.broadcast_done = root_rank, False
-        self._local = {id(variable) for variable in local_variables or ()}
+        # The variables too, because another variable may get the id of a deleted one.
+        self._local = {id(variable): variable for variable in local_variables or ()}
 
     def register_local_var(self, var: Any) -> None:
         """Exclude a variable from the broadcast."""
-        self._local.add(id(var))
+        self._local[id(var)] = var
+
+    def on_train_begin(self, logs: object = None) -> None:
+        """Prepare the broadcast of this training, of the same model or of another one."""
+        self.broadcast_done = False
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         """Broadcast once. Blocks until every rank takes part."""

@@ -39,18 +39,18 @@ class LearningRateScheduleCallback(Callback):
         self.staircase = staircase or not callable(multiplier)
         self.multiplier: Callable[[float], float] = multiplier if callable(multiplier) else lambda epoch: multiplier
         self.current_epoch = 0
+        self._steps: int | None = None  # of an epoch of this training
 
     def on_train_begin(self, logs: object = None) -> None:
         """Find the steps per epoch. Raises `ValueError` if they are unknown, or if the optimizer has a schedule."""
         if generation_of(self.model.optimizer).has_schedule(self.model.optimizer):
             raise ValueError(f"{type(self).__name__}: the optimizer's learning rate follows a schedule of its own")
-        if not self.staircase and self.steps_per_epoch is None:
-            self.steps_per_epoch = (self.params or {}).get("steps")
-            if self.steps_per_epoch is None:
-                raise ValueError(
-                    f"Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch "
-                    f"parameter to the {type(self).__name__}() or upgrade to the latest version of Keras."
-                )
+        self._steps = self.steps_per_epoch or (self.params or {}).get("steps")
+        if not self.staircase and self._steps is None:
+            raise ValueError(
+                f"Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch "
+                f"parameter to the {type(self).__name__}() or upgrade to the latest version of Keras."
+            )
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """Remember the epoch."""
@@ -62,8 +62,8 @@ class LearningRateScheduleCallback(Callback):
         if not begun or (self.end_epoch is not None and self.current_epoch >= self.end_epoch):
             return
         if not self.staircase:
-            assert self.steps_per_epoch is not None
-            self._set_rate(self.current_epoch + batch / self.steps_per_epoch)
+            assert self._steps is not None
+            self._set_rate(self.current_epoch + batch / self._steps)
         elif batch == 0:
             self._set_rate(self.current_epoch)
 
@@ -116,9 +116,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             sys.stdout.write(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.\n")
 
     def _grow(self, epoch: float) -> float:
-        assert self.steps_per_epoch is not None
+        assert self._steps is not None
         # One batch ahead, so that an epoch ends with a whole number.
-        ahead = epoch + 1.0 / self.steps_per_epoch
+        ahead = epoch + 1.0 / self._steps
         size = default.size()
         return (ahead * (size - 1) / self.warmup_epochs + 1) / size
 
