@@ -1,16 +1,27 @@
 """Collectives of Lightning's strategy."""
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("lightning")
+pytest.importorskip("pytorch_lightning")
 pytest.importorskip("torchmetrics")
 
+import lightning
+import pytorch_lightning
 import torch
 
 from farandole.core.context import Context
-from farandole.lightning import FarandoleStrategy
+from farandole.errors import ConfigError
+from farandole.lightning import FarandoleStrategy, strategy_class
 from helpers.ranks import run_ranks
+
+# Lightning's hints on this machine and on so small a training.
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:The `srun` command", "ignore:The '.*_dataloader' does not have many workers", "ignore:`isinstance"
+)
 
 
 def test_tensors_need_not_be_contiguous() -> None:
@@ -22,3 +33,78 @@ def test_tensors_need_not_be_contiguous() -> None:
             assert torch.equal(strategy.reduce(tensor, reduce_op="mean"), tensor.to(strategy.reduce(tensor).dtype))
 
     run_ranks(2, body)
+
+
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+class Line(lightning.LightningModule):
+    def __init__(self, rows: int = 1) -> None:
+        super().__init__()
+        self.net, self.rows = torch.nn.Linear(1, 1, bias=False), rows
+        torch.nn.init.zeros_(self.net.weight)
+
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(torch.ones(self.rows, 1), batch_size=2)
+
+    val_dataloader = train_dataloader
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.net(batch).mean()
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("rows", float(self.rows), sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_the_launcher_starts_the_ranks() -> None:
+    def body(context: Context) -> None:
+        wrong = 3 if context.size == 2 else 2
+        for strategy in (FarandoleStrategy(), "farandole", "horovod"):
+            with pytest.raises(ConfigError, match=f"devices: asks for {wrong} ranks .*farandole run -np {wrong} "):
+                lightning.Trainer(devices=wrong, strategy=strategy, **QUIET)
+        with pytest.raises(ConfigError, match=r"num_nodes: asks for 2 hosts, and the job has 1.* -H host1"):
+            lightning.Trainer(num_nodes=2, strategy="farandole", **QUIET)
+        for devices in (1, context.size):
+            trainer = lightning.Trainer(devices=devices, strategy="farandole", **QUIET)
+            assert isinstance(trainer.strategy, FarandoleStrategy) and trainer.world_size == context.size
+
+    run_ranks(1, body)
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("farandole", 0.1), ("horovod", 0.2)])
+def test_a_strategy_by_its_name(name: str, rate: float) -> None:
+    """As in Lightning 1, "horovod" multiplies the learning rates by the number of ranks."""
+
+    def body(context: Context) -> float:
+        module = Line()
+        lightning.Trainer(strategy=name, max_steps=1, limit_val_batches=0, **QUIET).fit(module)
+        return module.net.weight.item()
+
+    assert run_ranks(2, body) == pytest.approx([-rate] * 2)
+
+
+def test_the_other_package_has_the_names_too() -> None:
+    def body(context: Context) -> None:
+        strategy = pytorch_lightning.Trainer(strategy="horovod", **QUIET).strategy
+        assert isinstance(strategy, strategy_class(pytorch_lightning))
+
+    run_ranks(1, body)
+
+
+def test_an_epoch_is_the_mean_over_the_rows_of_all_ranks() -> None:
+    def body(context: Context) -> float:
+        trainer = lightning.Trainer(strategy="farandole", use_distributed_sampler=False, **QUIET)
+        trainer.validate(Line(rows=1 + 4 * context.rank), verbose=False)
+        return float(trainer.callback_metrics["rows"])
+
+    assert run_ranks(2, body) == pytest.approx([(1 * 1 + 5 * 5) / 6] * 2)

@@ -2,12 +2,14 @@
 
     trainer = lightning.Trainer(accelerator="cpu", strategy=FarandoleStrategy())
 
-`strategy_class` makes the same strategy for the package `pytorch_lightning`, which has classes of its own."""
+Importing it registers the strategy with Lightning as "farandole", and as "horovod". `strategy_class` makes the same
+strategy for the package `pytorch_lightning`, which has classes of its own."""
 
 import importlib
 from typing import TYPE_CHECKING
 
 from farandole.extras import importing as _importing
+from farandole.lightning.registration import register_names as _register_names
 
 if TYPE_CHECKING:
     from farandole.lightning.packages import package_of
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from farandole.lightning.strategy import FarandoleStrategy
 
 __all__ = ["FarandoleStrategy", "package_of", "strategy_class"]
+
+with _importing(__name__):
+    _register_names()
 
 if not TYPE_CHECKING:  # else every name would count as there
 

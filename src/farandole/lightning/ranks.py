@@ -1,5 +1,6 @@
 """Lightning's strategy and cluster environment for the ranks of a farandole job, for each of Lightning's packages."""
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ _OPERATIONS = {
 }
 
 
+@functools.cache
 def strategy_class(package: ModuleType, strategy: type["OverRanks"] | None = None) -> Any:
     """Return the strategy for a package of Lightning: `OverRanks`, or a subclass of it, on the package's base class."""
     if package.__name__ not in FABRICS:
@@ -85,17 +87,19 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
     running statistics (BatchNorm) when a validation starts.
 
     `rate_factor` multiplies the learning rates while an optimizer steps; schedulers, callbacks and checkpoints see the
-    rates without it. `compression` is for gradients. The constructor of `Trainer` calls `init()` and blocks until all
-    ranks have called it."""
+    rates without it. None is the number of ranks. `compression` is for gradients. The constructor of `Trainer` calls
+    `init()` and blocks until all ranks have called it. The launcher starts the ranks: the constructor raises
+    `ConfigError` for other numbers in `devices`, which may also be 1 or all GPUs, and in `num_nodes`."""
 
     strategy_name = "farandole"
     is_distributed = True
+    num_nodes = 1  # Lightning sets the trainer's
     environment: Callable[[], Any]
 
     def __init__(
-        self, *, rate_factor: float = 1.0, compression: Compressor[Tensor] = hvd.Compression.none, **options: Any
+        self, *, rate_factor: float | None = 1.0, compression: Compressor[Tensor] = hvd.Compression.none, **options: Any
     ) -> None:
-        if not rate_factor > 0:
+        if rate_factor is not None and not rate_factor > 0:
             raise ConfigError("rate_factor", f"must be > 0, got {rate_factor}")
         super().__init__(cluster_environment=self.environment(), **options)
         self._rate_factor, self._options = rate_factor, GradientOptions(compression=compression)
@@ -109,6 +113,22 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
         from lightning_utilities.core.rank_zero import rank_zero_only
 
         rank_zero_only.rank = hvd.rank()  # type: ignore[attr-defined]  # a variable of a function
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Raise `ConfigError` if the trainer asks for other ranks than the launcher has started."""
+        asked, here, size = len(self.parallel_devices or ()), hvd.local_size(), hvd.size()
+        # By default Lightning gives all GPUs of the host.
+        is_default = size > 1 and self.parallel_devices[0].type == "cuda" and asked == torch.cuda.device_count()
+        if asked > 1 and asked != here and not is_default:
+            remedy = f"start it with `farandole run -np {asked} python ...`, or set devices=1"
+            raise ConfigError("devices", f"asks for {asked} ranks on this host, and the job has {here} here; {remedy}")
+        if self.num_nodes > 1 and hvd.is_homogeneous() and self.num_nodes != hvd.cross_size():
+            raise ConfigError(
+                "num_nodes",
+                f"asks for {self.num_nodes} hosts, and the job has {hvd.cross_size()}; leave it out, and name the "
+                "hosts to the launcher, as in `farandole run -H host1:2,host2:2 python ...`",
+            )
 
     @property
     def root_device(self) -> torch.device:
@@ -187,7 +207,8 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
                 self._finish()  # the closure ran a backward pass without the strategy
             return loss
 
-        with stepping(optimizer, self._rate_factor, self.reduce if self._reducer is not None else None):
+        factor = hvd.size() if self._rate_factor is None else self._rate_factor
+        with stepping(optimizer, factor, self.reduce if self._reducer is not None else None):
             return super().optimizer_step(optimizer, run, model, **kwargs)
 
     def reduce(self, tensor: Any, group: object = None, reduce_op: object = "mean") -> Any:

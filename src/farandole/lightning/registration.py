@@ -1,0 +1,32 @@
+"""Names of the strategy in Lightning's registry: `Trainer(strategy="farandole")`."""
+
+import functools
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+from farandole.lightning.packages import PACKAGES
+
+__all__ = ["register_names"]
+
+# By the strategy's name: its arguments. "horovod" multiplies the learning rates, as that strategy of Lightning 1 did.
+_NAMES: dict[str, dict[str, Any]] = {"farandole": {}, "horovod": {"rate_factor": None}}
+
+
+def register_names() -> None:
+    """Register the names with each package of Lightning that is imported.
+
+    If none is, import all that are installed: programs import Lightning also after farandole."""
+    imported = [name for name in PACKAGES if name in sys.modules]
+    installed = (name for name in PACKAGES if importlib.util.find_spec(name.partition(".")[0]))
+    for package in imported or installed:
+        registry = importlib.import_module(package).strategies.StrategyRegistry
+        for name in _NAMES.keys() - registry.keys():
+            registry.register(name, functools.partial(_made, package), "ranks of a farandole job", **_NAMES[name])
+
+
+def _made(package: str, **options: Any) -> Any:
+    from farandole.lightning.ranks import strategy_class  # imports torch and torchmetrics
+
+    return strategy_class(importlib.import_module(package))(**options)
