@@ -1,11 +1,11 @@
 """Checks of the trainer of `KerasEstimator` on two ranks, with rows from files and without Spark."""
 
+import importlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import keras
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -21,6 +21,7 @@ from farandole.spark.trainers.keras_model import Inputs, dump_model, dump_object
 from farandole.spark.trainers.rows import RowsWanted
 from farandole.spark.trainers.run import Run, RunPlan
 from helpers.estimator_rows import mine, points, shard_of
+from helpers.keras_library import is_keras_2, keras, log
 
 RATE = 2.0**-4
 
@@ -100,7 +101,7 @@ def check_a_rank_without_rows_keeps_losses_finite(rank: int, size: int, folder: 
     columns = {"x": [[1.0, 2.0]], "y": [1.0]}
     nothing = {"x": pa.array([], pa.list_(pa.float64())), "y": pa.array([], pa.float64())}
     given = keras.Input((2,))
-    model = keras.Model(given, keras.layers.Dense(1)(keras.ops.log(given)))  # infinite for a row of zeros
+    model = keras.Model(given, keras.layers.Dense(1)(log(given)))  # infinite for a row of zeros
     job = job_of(model, columns, epochs=1)
     run, trainer = trained(job, shard_of(folder, columns if rank == 0 else nothing))
     assert np.isfinite(run.checkpoint.history[-1]["loss"])
@@ -194,11 +195,10 @@ def check_resumed_runs_equal_uninterrupted_ones(rank: int, size: int, folder: Pa
 
     def fit(run_id: str, epochs: int) -> tuple[Run, KerasTrainer]:
         keras.utils.set_random_seed(3)
-        model = keras.Sequential(
-            [keras.Input((2,)), keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
-        )
+        random = [keras.layers.Dropout(0.5)] if not is_keras_2 else []  # Keras 2 does not seed compiled functions anew
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(8, "relu"), *random, keras.layers.Dense(1)])
         start = {"store": store, "run_id": run_id, "epochs": epochs, "start": Checkpoint(seed=9)}
-        optimizer = dump_object(keras.optimizers.Adam(0.01))
+        optimizer = dump_object((keras.optimizers.legacy if is_keras_2 else keras.optimizers).Adam(0.01))
         return trained(job_of(model, columns, optimizer=optimizer, **start), path)
 
     path = shard_of(folder, mine(columns, rank, size))
@@ -210,6 +210,20 @@ def check_resumed_runs_equal_uninterrupted_ones(rank: int, size: int, folder: Pa
     _, optimizer, _ = load_state(resumed.state(whole=True))
     assert any(each.shape == () and each == np.float32(0.01) for each in optimizer), "the rate of the user"
     assert [record["epoch"] for record in run.checkpoint.history] == [1, 2, 3]
+
+
+def check_schedules_are_multiplied(rank: int, size: int, folder: Path) -> None:
+    decay = keras.optimizers.schedules.ExponentialDecay(RATE, 1, 0.5)
+    kinds = [keras.optimizers, keras.optimizers.legacy] if is_keras_2 else [keras.optimizers]
+    columns = {"x": [[1.0, 0.0]] * 8, "y": [1.0] * 8}
+    path = shard_of(folder, mine(columns, rank, size))
+    for kind in kinds:
+        _, trainer = trained(job_of(line(), columns, optimizer=dump_object(kind.SGD(decay)), epochs=2), path)
+        weight, bias = 0.5, 0.25
+        for step in range(2):
+            change = size * RATE * 0.5**step * 2 * (weight + bias - 1.0)
+            weight, bias = weight - change, bias - change
+        np.testing.assert_allclose(weights_of(trainer)[0][:, 0], [weight, 0.5], rtol=1e-5)
 
 
 def check_losses_of_a_compiled_model_are_taken(rank: int, size: int, folder: Path) -> None:
@@ -263,6 +277,18 @@ def check_a_model_is_saved_once(rank: int, size: int) -> None:
     assert again.getCustomObjects().keys() == own.keys()
     with pytest.raises(ConfigError, match="backend_env: holds values that are not texts, of OMP_NUM_THREADS"):
         KerasEstimator(backend_env={"OMP_NUM_THREADS": 4})  # type: ignore[dict-item]
+
+
+def check_the_optimizer_is_of_the_models_library(rank: int, size: int) -> None:
+    columns: dict[str, Any] = {"feature_cols": ["x"], "label_cols": ["y"], "loss": "mse"}
+    named = KerasEstimator(model=line(), optimizer="sgd", **columns)
+    named._check()
+    assert isinstance(named.getOptimizer(), keras.optimizers.SGD)
+    assert named._environment().get("TF_USE_LEGACY_KERAS") == ("1" if is_keras_2 else None)
+    if is_keras_2:
+        other = importlib.import_module("keras").optimizers.SGD()
+        with pytest.raises(ConfigError, match=r"^optimizer: is of keras, and the model of tf_keras"):
+            KerasEstimator(model=line(), optimizer=other, **columns)._check()
 
 
 def check_outputs_of_several_dimensions(rank: int, size: int, folder: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from helpers.installed import require
 from helpers.keras_ranks import run_checks
 
 
@@ -13,3 +14,10 @@ from helpers.keras_ranks import run_checks
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_two_ranks(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_checks(backend, ["keras_estimator"], tmp_path, monkeypatch)
+
+
+@pytest.mark.timeout(400)
+def test_two_ranks_with_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("tf_keras")
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    run_checks("tensorflow", ["keras_estimator"], tmp_path, monkeypatch)

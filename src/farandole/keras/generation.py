@@ -16,7 +16,8 @@ class Generation(Protocol):
     """A module of this package for the optimizers, models and files of one generation of Keras."""
 
     has_legacy: bool  # has legacy optimizers, of an earlier generation
-    Mean: type  # the metrics that are means; `count` is the number of samples, or the sum of their weights
+    library: Any  # keras or tf_keras
+    KINDS: tuple[type, ...]  # base classes of its optimizers
 
     def distribute(
         self,
@@ -39,6 +40,12 @@ class Generation(Protocol):
 
     def has_schedule(self, optimizer: Optimizer) -> bool:
         """Return whether the optimizer's learning rate follows a schedule."""
+
+    def rate(self, optimizer: Optimizer) -> Any:
+        """Return the variable that holds the learning rate of a built optimizer, or the schedule."""
+
+    def set_schedule(self, optimizer: Optimizer, schedule: Any) -> None:
+        """Replace the schedule of the learning rate."""
 
     def velocities(self, optimizer: Optimizer) -> list[Any]:
         """Return the variables that hold an optimizer's accumulated steps: those of SGD and RMSprop with momentum.

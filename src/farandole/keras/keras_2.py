@@ -19,14 +19,25 @@ from farandole.tensorflow.aggregation import Aggregation
 from farandole.tensorflow.reducer import identify
 from farandole.tensorflow.tracing import as_written
 
-__all__ = ["Mean", "build", "distribute", "has_legacy", "has_schedule", "load", "velocities"]
+__all__ = [
+    "KINDS",
+    "build",
+    "distribute",
+    "has_legacy",
+    "has_schedule",
+    "library",
+    "load",
+    "rate",
+    "set_schedule",
+    "velocities",
+]
 
 Pairs: TypeAlias = list[tuple[Tensor | None, Any]]
 
 has_legacy = True
-Mean: type = tf_keras.metrics.Mean
+library: Any = tf_keras
 LEGACY: Any = tf_keras.optimizers.legacy.Optimizer
-KINDS: tuple[Any, ...] = (tf_keras.optimizers.Optimizer, LEGACY)
+KINDS: tuple[type, ...] = (tf_keras.optimizers.Optimizer, LEGACY)
 _SEVERAL_PASSES = "backward_passes_per_step > 1 and a LossScaleOptimizer of Keras 2 do not go together"
 
 
@@ -144,9 +155,22 @@ def build(optimizer: Any, trained: Sequence[Any]) -> list[Any]:
 
 def has_schedule(optimizer: Any) -> bool:
     """See `Generation`."""
+    return isinstance(rate(optimizer), tf_keras.optimizers.schedules.LearningRateSchedule)
+
+
+def rate(optimizer: Any) -> Any:
+    """See `Generation`."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    rate = inner._hyper["learning_rate"] if isinstance(inner, LEGACY) else inner._learning_rate
-    return isinstance(rate, tf_keras.optimizers.schedules.LearningRateSchedule)
+    return inner._hyper["learning_rate"] if isinstance(inner, LEGACY) else inner._learning_rate
+
+
+def set_schedule(optimizer: Any, schedule: Any) -> None:
+    """See `Generation`."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(inner, LEGACY):
+        inner._hyper["learning_rate"] = schedule
+    else:
+        inner._learning_rate = schedule
 
 
 def velocities(optimizer: Any) -> list[Any]:

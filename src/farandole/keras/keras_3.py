@@ -12,20 +12,24 @@ from farandole.keras.front import Front, put_in_front
 from farandole.keras.saved_files import load
 
 __all__ = [
+    "KINDS",
     "Distributed",
-    "Mean",
     "ScaledDistributed",
     "build",
     "distribute",
     "has_legacy",
     "has_schedule",
+    "library",
     "load",
+    "rate",
+    "set_schedule",
     "take_scaler_in_front",
     "velocities",
 ]
 
 has_legacy = False
-Mean: type = keras.metrics.Mean
+library: Any = keras
+KINDS: tuple[type, ...] = (keras.optimizers.Optimizer,)
 
 
 class _Front(Front, keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no types
@@ -135,6 +139,16 @@ def has_schedule(optimizer: Any) -> bool:
     """See `Generation`."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return isinstance(inner, keras.optimizers.Optimizer) and not isinstance(inner._learning_rate, keras.Variable)
+
+
+def rate(optimizer: Any) -> Any:
+    """See `Generation`."""
+    return getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+
+
+def set_schedule(optimizer: Any, schedule: Any) -> None:
+    """See `Generation`."""
+    getattr(optimizer, "inner_optimizer", optimizer)._learning_rate = schedule
 
 
 def velocities(optimizer: Any) -> list[Any]:

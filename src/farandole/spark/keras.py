@@ -15,6 +15,7 @@ with importing(__name__):
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame
 
+    from farandole.keras.generation import generation_of
     from farandole.spark import checks
     from farandole.spark.backend import Backend
     from farandole.spark.estimator import DataFrameEstimator
@@ -35,6 +36,7 @@ with importing(__name__):
         load_object,
         load_state,
         model_file,
+        optimizer_variables,
         read_model,
     )
     from farandole.spark.trainers.keras_predict import KerasPredictor
@@ -48,27 +50,30 @@ _FILE, _CUSTOM = "model.keras", "custom_objects.pickle"
 
 
 def _model(value: object) -> Any:
-    if not isinstance(value, keras.Model):
-        raise ConfigError("model", f"must be a keras.Model of Keras {keras.__version__}, got {type(value).__name__}")
+    library = generation_of(value).library
+    if not isinstance(value, library.Model):
+        raise ConfigError("model", f"must be a Model of Keras 3 or tf_keras, got {type(value).__name__}")
+    if library is not keras and keras.config.backend() != "tensorflow":
+        raise ConfigError("model", f"is of tf_keras; set KERAS_BACKEND=tensorflow, not {keras.config.backend()}")
     return value
 
 
 def _optimizer(value: object) -> Any:
-    made = keras.optimizers.get(value) if isinstance(value, str) else value
-    if not isinstance(made, keras.optimizers.Optimizer):
-        raise ConfigError("optimizer", f"must be an optimizer of Keras {keras.__version__}, got {type(value).__name__}")
-    return made
+    made = keras.optimizers.get(value) if isinstance(value, str) else value  # raises an error for an unknown name
+    if not isinstance(made, generation_of(made).KINDS):
+        raise ConfigError("optimizer", f"must be an optimizer of Keras or its name, got {type(value).__name__}")
+    return value
 
 
 def _callbacks(value: object) -> list[Any]:
     given = checks.objects("callbacks")(value)
-    if not all(isinstance(each, keras.callbacks.Callback) for each in given):
+    if not all(isinstance(each, generation_of(each).library.callbacks.Callback) for each in given):
         raise ConfigError("callbacks", f"must be a list of keras.callbacks.Callback, got {value!r}")
     return given
 
 
 def _checkpoint(value: object) -> Any:
-    if not isinstance(value, keras.callbacks.ModelCheckpoint):
+    if not isinstance(value, generation_of(value).library.callbacks.ModelCheckpoint):
         raise ConfigError("checkpoint_callback", f"must be a ModelCheckpoint, got {type(value).__name__}")
     return value
 
@@ -88,15 +93,13 @@ def _per_output(setting: str, value: object, model: Any) -> list[Any]:
 
 def _environment(value: object) -> dict[str, str]:
     given = checks.mapping("backend_env")(value)
-    if wrong := [name for name, each in given.items() if not isinstance(each, str)]:
-        raise ConfigError(
-            "backend_env", f"holds values that are not texts, of {', '.join(wrong)}; write them in quotes"
-        )
+    if wrong := ", ".join(name for name, each in given.items() if not isinstance(each, str)):
+        raise ConfigError("backend_env", f"holds values that are not texts, of {wrong}; write them in quotes")
     return given
 
 
 class KerasEstimator(DataFrameEstimator["KerasModel"]):
-    """Trains a Keras 3 model on a DataFrame's rows, on `num_proc` ranks, with the Keras backend of this process.
+    """Trains a model of Keras 3 or tf_keras on a DataFrame's rows, on `num_proc` ranks, with this process' backend.
 
     The model takes one input per feature column and returns one output per label column. `loss`, `loss_weights`,
     `metrics` and `optimizer` are arguments of `compile`; `optimizer` and `loss` default to those of a compiled model,
@@ -188,6 +191,8 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
 
     def getOptimizer(self) -> Any:
         given = self._value(self.optimizer)
+        if isinstance(given, str):
+            return generation_of(self._value(self.model)).library.optimizers.get(given)
         return getattr(self.getModel(), "optimizer", None) if given is None else given
 
     def setLoss(self, value: Any) -> Self:
@@ -204,7 +209,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
     def getLossWeights(self) -> list[float] | None:
         given, model = super().getLossWeights(), self._value(self.model)
         if given is None and self._value(self.loss) is None:
-            compiled = getattr(model, "_compile_loss", None)
+            compiled = getattr(model, "_compile_loss", None) or getattr(model, "compiled_loss", None)
             given = getattr(compiled, "_user_loss_weights", None)
         return None if given is None else _per_output("loss_weights", given, model)
 
@@ -260,13 +265,17 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         return estimator
 
     def _environment(self) -> dict[str, str]:
-        return {"KERAS_BACKEND": keras.config.backend(), **super()._environment(), **self.getBackendEnv()}
+        legacy = {} if generation_of(self.getModel()).library is keras else {"TF_USE_LEGACY_KERAS": "1"}
+        return {"KERAS_BACKEND": keras.config.backend(), **legacy, **super()._environment(), **self.getBackendEnv()}
 
     def _check(self) -> None:
         losses = self.getLoss()
         check_together(self, len(losses))
-        if self.getOptimizer() is None:
+        if (optimizer := self.getOptimizer()) is None:
             raise ConfigError("optimizer", "is not set, and the model is not compiled")
+        own, its = (generation_of(each).library.__name__ for each in (self.getModel(), optimizer))
+        if own != its:
+            raise ConfigError("optimizer", f"is of {its}, and the model of {own}; take both from one")
         if not self.getModel().built:
             raise ConfigError("model", "has no weights yet; call it on a batch, or build(), before fit")
         if self.getCheckpointCallback() is not None and self.getStore() is None:
@@ -276,12 +285,13 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
     def _task(self, plan: RunPlan) -> Callable[[], bytes | None]:
         losses, labels, shapes = self.getLoss(), self.getLabelCols(), self.getLabelShapes()
         optimizer = self.getOptimizer()
-        used = optimizer.built and int(optimizer.iterations) > 0
+        used = getattr(optimizer, "built", True) and int(optimizer.iterations) > 0  # legacy ones are never built
+        held = optimizer_variables(optimizer, self.getModel().trainable_variables) if used else []
         job = KerasJob(
             plan=plan,
             model=dump_model(self.getModel(), self.getCustomObjects()),
             optimizer=dump_object(optimizer),
-            optimizer_state=[keras.ops.convert_to_numpy(each) for each in optimizer.variables] if used else [],
+            optimizer_state=[keras.ops.convert_to_numpy(each) for each in held],
             loss=dump_object(losses[0] if len(labels) == 1 else losses * (len(labels) if len(losses) == 1 else 1)),
             loss_weights=self.getLossWeights(),
             metrics=dump_object(self.getMetrics()),

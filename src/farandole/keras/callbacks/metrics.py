@@ -61,7 +61,7 @@ class MetricAverageCallback(Callback):
 
     def _counts(self) -> dict[str, float]:
         """Return the samples that the model's means have counted since the last reset of its metrics, by name."""
-        kind, counts = generation_of(self.model).Mean, dict[str, float]()
+        kind, counts = generation_of(self.model).library.metrics.Mean, dict[str, float]()
         for metric in self.model.metrics:
             for each in getattr(metric, "metrics", None) or [metric]:  # Keras 3 has those of compile() in one metric
                 if isinstance(each, kind):

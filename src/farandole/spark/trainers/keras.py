@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -14,16 +14,30 @@ from numpy.typing import NDArray
 import farandole.keras as hvd
 from farandole.data import ShardBatch
 from farandole.errors import ConfigError
+from farandole.keras.generation import generation_of
 from farandole.spark.trainers.first_row import SHAPE_ERRORS, TOGETHER, first_line, refused_model
 from farandole.spark.trainers.keras_callbacks import EpochEnd, EpochValues
 from farandole.spark.trainers.keras_devices import own_device, visible_gpus
-from farandole.spark.trainers.keras_model import Inputs, dump_state, load_model, load_object, load_state, outputs_of
+from farandole.spark.trainers.keras_model import (
+    Inputs,
+    dump_state,
+    load_model,
+    load_object,
+    load_state,
+    optimizer_variables,
+    outputs_of,
+)
 from farandole.spark.trainers.keras_module import KerasModule, Parts
 from farandole.spark.trainers.report import Record
 from farandole.spark.trainers.run import Run, RunPlan
 from farandole.spark.trainers.run import train as train_with
 
 __all__ = ["KerasJob", "KerasTrainer", "train"]
+
+if TYPE_CHECKING:
+    _Base = Any
+else:
+    _Base = object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +81,8 @@ class KerasTrainer:
         self._best: float | None = None  # of the checkpoint callback, at the end of the restored epoch
         # Ranks need no broadcast of the initial state: all of them load the same model, or the same checkpoint.
         self.model = load_model(job.model)
+        self._generation = generation_of(self.model)
+        self._floatx: str = self._generation.library.backend.floatx()
         self._row = run.row_of_any()
         self._module = None if job.data_module is None else KerasModule(job.data_module, run, self._parts)
         self.outputs: list[tuple[str, list[int]]] = []  # type and shape of each; known when training begins
@@ -78,34 +94,36 @@ class KerasTrainer:
             compression=job.compression or hvd.Compression.none,
             backward_passes_per_step=job.passes,
             average_aggregated_gradients=True,
+            sparse_as_dense=job.passes > 1,  # Keras 2 cannot add up slices
         )
-        self.optimizer.build(self.model.trainable_variables)
+        self._variables = optimizer_variables(self.optimizer, self.model.trainable_variables)
         self._assign(job.optimizer_state)
-        rate = self._rate_variable
-        self._rate = None if rate is None else _number(rate)  # of one rank; None if it follows a schedule
-        if rate is None:
-            inner = _rate_holder(self.optimizer)
-            inner._learning_rate = _Scaled(inner._learning_rate, hvd.size())
+        self._rate: float | None = None  # of one rank; None if it follows a schedule
+        rate = self._generation.rate(self.optimizer)
+        if not self._generation.has_schedule(self.optimizer):
+            self._rate = _number(rate)
+            self._rate_place = next(place for place, each in enumerate(self._variables) if each is rate)
+        else:
+            kind = type("Scaled", (_Scaled, self._generation.library.optimizers.schedules.LearningRateSchedule), {})
+            self._generation.set_schedule(self.optimizer, kind(rate, hvd.size()))
 
     def restore(self, state: bytes) -> None:
         """Load the weights, and the optimizer's variables with the user's learning rate."""
         weights, optimizer, self._best = load_state(state)
         self.model.set_weights(weights)
         self._assign(optimizer)
-        place = self._rate_place
-        if place is not None:
-            self._rate = float(optimizer[place])
+        if self._rate is not None:
+            self._rate = float(optimizer[self._rate_place])
 
     def state(self, *, whole: bool) -> bytes:
         """Return the weights; if `whole`, also the optimizer's variables and the checkpoint callback's best value."""
         optimizer, best = None, None
         if whole:
             best = getattr(self.job.checkpoint_callback, "best", None)
-            optimizer = [keras.ops.convert_to_numpy(each) for each in self.optimizer.variables]
-            place = self._rate_place
-            if place is not None:
+            optimizer = [keras.ops.convert_to_numpy(each) for each in self._variables]
+            if self._rate is not None:
                 # In float64, so that the product with the number of ranks gives this rate's bits again.
-                optimizer[place] = np.asarray(self._unscaled(), np.float64)
+                optimizer[self._rate_place] = np.asarray(self._unscaled(), np.float64)
         return dump_state([keras.ops.convert_to_numpy(each) for each in self.model.weights], optimizer, best)
 
     def train(self, run: Run) -> None:
@@ -127,7 +145,8 @@ class KerasTrainer:
             if self._module is not None and run.epochs:
                 self._probe(stack.enter_context(self._module.opened()))
             callbacks = [EpochValues(self), *job.callbacks, *self._checkpoints(Path(folder))]
-            held = _Validation(self) if self._module is None else self._held(self._module)
+            kind = type("Validation", (_Validation, self._generation.library.utils.Sequence), {})
+            held = kind(self) if self._module is None else self._held(self._module)
             self.model.fit(
                 self._batches(),
                 steps_per_epoch=run.steps,
@@ -152,7 +171,7 @@ class KerasTrainer:
         if not given.rows:
             # A row of the data: the loss of a made-up one may be infinite, which weight 0 does not make 0.
             columns, weight = self._row, 0.0
-        weights = np.full(max(1, given.rows), weight, keras.config.floatx())
+        weights = np.full(max(1, given.rows), weight, self._floatx)
         if self.job.weight_col is not None:
             weights *= columns[self.job.weight_col]
         labels = [columns[name] for name in self.job.plan.label_cols]
@@ -177,7 +196,7 @@ class KerasTrainer:
 
     def _label(self, place: int, values: NDArray[Any]) -> NDArray[Any]:
         whole = "int32" if values.dtype.itemsize < 8 else "int64"
-        values = values.astype(keras.config.floatx() if values.dtype.kind == "f" else whole)
+        values = values.astype(self._floatx if values.dtype.kind == "f" else whole)
         shapes = self.job.label_shapes
         wanted = list(shapes[place][1:]) if shapes is not None else self.outputs[place][1]
         # A label with as many numbers as the output takes its shape: losses would broadcast (rows,) against (rows, 1).
@@ -229,35 +248,24 @@ class KerasTrainer:
                     "broadcast one against the other: make them equal, or give label_shapes",
                 )
 
-    @property
-    def _rate_variable(self) -> Any | None:
-        rate = _rate_holder(self.optimizer)._learning_rate
-        return rate if isinstance(rate, keras.Variable) else None
-
-    @property
-    def _rate_place(self) -> int | None:
-        """The index of the learning rate among the optimizer's variables; None if it follows a schedule."""
-        rate = self._rate_variable
-        places = [place for place, each in enumerate(self.optimizer.variables) if each is rate]
-        return places[0] if places else None
-
     def _unscaled(self) -> float:
         """Return the learning rate for one rank; exactly the user's as long as nothing has changed it."""
         assert self._rate is not None
-        now = _number(self._rate_variable)
+        now = _number(self._generation.rate(self.optimizer))
         scaled = self._rate * self.run.size
         # Compared in the variable's type, float32.
         return self._rate if now == float(np.float32(scaled)) else now / self.run.size
 
     def _assign(self, values: Sequence[NDArray[Any]]) -> None:
-        if values and len(values) != len(self.optimizer.variables):
-            wanted = len(self.optimizer.variables)
+        wanted = len(self._variables)
+        if values and len(values) != wanted:
             raise ConfigError("optimizer", f"was used with {len(values)} variables, and needs {wanted}; make a new one")
-        for variable, value in zip(self.optimizer.variables, values, strict=bool(values)):
-            variable.assign(value.astype(variable.dtype) if value.dtype == np.float64 else value)
+        for variable, value in zip(self._variables, values, strict=bool(values)):
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            variable.assign(value.astype(dtype) if value.dtype == np.float64 else value)
 
 
-class _Validation(keras.utils.PyDataset):  # type: ignore[misc]  # Keras ships no types
+class _Validation(_Base):  # type: ignore[misc]  # its other base is the library's Sequence
     """The validation batches, the same ones in each epoch."""
 
     def __init__(self, trainer: KerasTrainer) -> None:
@@ -273,7 +281,7 @@ class _Validation(keras.utils.PyDataset):  # type: ignore[misc]  # Keras ships n
         return self._trainer.batch(next(held.epoch(0, first=index)), training=False)
 
 
-class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras ships no types
+class _Scaled(_Base):  # type: ignore[misc]  # its other base is the library's LearningRateSchedule
     """A schedule's learning rate, times a factor."""
 
     def __init__(self, schedule: Any, factor: int) -> None:
@@ -284,11 +292,6 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
 
     def get_config(self) -> dict[str, Any]:
         return {"schedule": self._schedule, "factor": self._factor}
-
-
-def _rate_holder(optimizer: Any) -> Any:
-    """Return the optimizer that holds the learning rate: a LossScaleOptimizer contains it."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _number(variable: Any) -> float:

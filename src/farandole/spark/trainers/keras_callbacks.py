@@ -11,6 +11,8 @@ import numpy as np
 
 import farandole.keras as hvd
 from farandole.core.operations.objects import allgather_object
+from farandole.keras.callbacks.base import CallbackOfBoth
+from farandole.keras.generation import generation_of
 from farandole.spark.trainers.mirror import Mirror
 from farandole.spark.trainers.report import Meter, Record
 from farandole.spark.trainers.run import Run, sum_over_ranks
@@ -24,7 +26,7 @@ class _Trainer(Protocol):
     outputs: list[tuple[str, list[int]]]
 
 
-class EpochValues(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+class EpochValues(CallbackOfBoth):
     """Callback before the user's: seeds an epoch, reports its steps, and replaces its values by those over all ranks.
 
     Losses, and metrics that are means over rows, become means over the rows of all ranks. Other metrics, such as AUC,
@@ -52,7 +54,7 @@ class EpochValues(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ship
         self._waited = time.perf_counter() - self._waiting_since
         if batch == 0:
             seed = self._run.seed(self._epoch)
-            keras.utils.set_random_seed(seed)
+            generation_of(self.model).library.utils.set_random_seed(seed)
             for place, variable in enumerate(_random_states(self.model)):
                 variable.assign(np.array([seed, place]).astype(variable.dtype))
         self._save_metrics(self._run.rows_of(self._epoch, batch))
@@ -122,7 +124,7 @@ class EpochValues(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ship
         self._saved = None
 
 
-class EpochEnd(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+class EpochEnd(CallbackOfBoth):
     """Callback after the user's: ends the epoch on all ranks, and stops all of them when one stops."""
 
     def __init__(self, trainer: _Trainer, folder: Path) -> None:
@@ -161,7 +163,8 @@ class _Losses:
         counted = max(1, rows)
         if not self.sums:
             # The first batch creates the trackers of the losses of several outputs.
-            names = ["loss", *(each.name for each in self._model._compile_loss.metrics)]
+            compiled = getattr(self._model, "_compile_loss", None) or self._model.compiled_loss  # of Keras 2
+            names = ["loss", *(each.name for each in compiled.metrics)]
             self.sums = {name: 0.0 for name in logs if name in names}
             self._totals = dict.fromkeys(self.sums, 0.0)
         values = {}

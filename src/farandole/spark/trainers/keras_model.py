@@ -1,9 +1,12 @@
 """Serialization of Keras models, optimizers and losses, and conversion of columns to the inputs of models."""
 
+import importlib
 import io
+import json
 import os
 import sys
 import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +20,7 @@ from farandole.data import Number
 from farandole.errors import ConfigError, DataError
 from farandole.spark.trainers.first_row import TOGETHER
 
-__all__ = ["DumpedModel", "Inputs", "dump_model", "dump_object", "load_model", "load_object"]
+__all__ = ["DumpedModel", "Inputs", "dump_model", "dump_object", "load_model", "load_object", "optimizer_variables"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +40,8 @@ class Inputs:
 
         given = _inputs_of(model)
         if given is None:
-            return cls(
-                columns=tuple(columns), dtypes=(keras.config.floatx(),) * len(columns), shapes=(None,) * len(columns)
-            )
+            floats = _library_of(model).backend.floatx()
+            return cls(columns=tuple(columns), dtypes=(floats,) * len(columns), shapes=(None,) * len(columns))
         if len(given) != len(columns):
             inputs = ", ".join(str(list(each.shape)) for each in given)
             raise ConfigError(
@@ -139,31 +141,32 @@ def load_model(dumped: bytes) -> Any:
 
 
 def read_model(content: bytes, custom_objects: Mapping[str, Any], *, compiled: bool = False) -> Any:
-    """Return the model in a `.keras` file."""
-    import keras
-
+    """Return the model in a `.keras` file, of Keras 3 or of tf_keras."""
     with tempfile.TemporaryDirectory(prefix="farandole-keras-") as folder:
         path = Path(folder, "model.keras")
         path.write_bytes(content)
+        with zipfile.ZipFile(path) as file:
+            version = json.loads(file.read("metadata.json"))["keras_version"]
+        library = importlib.import_module("tf_keras" if version.startswith("2.") else "keras")
         # safe_mode=False runs code in the file. Like a pickle, the file comes from the user's own program.
-        return keras.saving.load_model(path, custom_objects=dict(custom_objects), compile=compiled, safe_mode=False)
+        return library.saving.load_model(path, custom_objects=dict(custom_objects), compile=compiled, safe_mode=False)
 
 
 def dump_object(value: Any) -> Any:
     """Return an optimizer, a loss, a metric, or a list or dict of such, in a form that is pickled by value.
 
     Keras' own pickles of these can be read only where custom classes are registered."""
-    import keras
-
     if isinstance(value, (list, tuple)):
         return [dump_object(each) for each in value]
     if isinstance(value, dict):
         return {name: dump_object(each) for name, each in value.items()}
-    if isinstance(value, keras.optimizers.Optimizer):
-        return _FromConfig(type(value), value.get_config() | _schedule_of(value))
-    if isinstance(value, keras.metrics.Metric):
+    generation = _generation_of(value)
+    if isinstance(value, generation.KINDS):
+        schedule = {"learning_rate": generation.rate(value)} if generation.has_schedule(value) else {}
+        return _FromConfig(type(value), value.get_config() | schedule)
+    if isinstance(value, generation.library.metrics.Metric):
         return _FromConfig(type(value), value.get_config())
-    if isinstance(value, keras.losses.Loss):
+    if isinstance(value, generation.library.losses.Loss):
         return _FromState(type(value), dict(vars(value)))
     return value
 
@@ -216,12 +219,22 @@ class _FromState:
     state: dict[str, Any]
 
 
-def _schedule_of(optimizer: Any) -> dict[str, Any]:
-    """Return an optimizer's learning-rate schedule as an object: its configuration would need a registered class."""
-    import keras
+def optimizer_variables(optimizer: Any, trained: Sequence[Any]) -> list[Any]:
+    """Return the variables of an optimizer, which it builds if needed, with that of the learning rate."""
+    generation = _generation_of(optimizer)
+    held = generation.build(optimizer, trained)
+    rate = [] if generation.has_schedule(optimizer) else [generation.rate(optimizer)]
+    return held + [each for each in rate if not any(each is one for one in held)]
 
-    rate = getattr(optimizer, "_learning_rate", None)
-    return {"learning_rate": rate} if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else {}
+
+def _generation_of(value: object) -> Any:
+    from farandole.keras.generation import generation_of  # imports Keras, whose backend `choose_backend` chooses
+
+    return generation_of(value)
+
+
+def _library_of(value: object) -> Any:
+    return _generation_of(value).library
 
 
 def _numbered(held: Mapping[str, NDArray[Any]], name: str) -> list[NDArray[Any]]:
@@ -238,10 +251,9 @@ def _inputs_of(model: Any) -> list[Any] | None:
 
 def _custom_classes(model: Any) -> dict[str, type]:
     """Return the classes of the model and its layers that are not Keras' own, under all names that Keras looks for."""
-    import keras
-
     found: dict[str, type] = {}
+    library = _library_of(model)
     for kind in {type(layer) for layer in model._flatten_layers()}:
-        if kind.__module__.partition(".")[0] != "keras":
-            found |= {kind.__name__: kind, keras.saving.get_registered_name(kind): kind}
+        if kind.__module__.partition(".")[0] != library.__name__:
+            found |= {kind.__name__: kind, library.saving.get_registered_name(kind): kind}
     return found
