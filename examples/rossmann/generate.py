@@ -196,10 +196,14 @@ def _write_weather(folder: Path, world: World, random: np.random.Generator) -> N
 
 
 def _write_trend(path: Path, world: World) -> None:
-    """Write each week's value for each state, and their mean for Germany. Weeks begin on Sundays."""
+    """Write each week's value for each state, and their mean for Germany. Weeks begin on Sundays.
+
+    As in Kaggle's file, a week follows the last day of sales. Programs that join by calendar week use the trend of the
+    Sunday at its end."""
     table = pd.DataFrame(world.trend, columns=[code for code, _ in STATES.values()])
     sundays = [day - timedelta((day.weekday() + 1) % 7) for day in world.days]
     table = table.groupby(pd.Index(sundays, name="first")).first()
+    table.loc[table.index[-1] + timedelta(7)] = table.iloc[-1]
     table.columns = [f"Rossmann_DE_{'NI' if code == 'HB,NI' else code}" for code in table]
     table["Rossmann_DE"] = table.mean(axis=1).round()
     long = table.reset_index().melt("first", var_name="file", value_name="trend").astype({"trend": int})

@@ -2,9 +2,11 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
@@ -190,7 +192,8 @@ def check_saved_models(rank: int, size: int, folder: Path) -> None:
         hvd.barrier()
         plain = keras.models.load_model(file).optimizer
         assert isinstance(plain, kind.Adam) and not isinstance(plain, Front)
-        again = hvd.load_model(file, legacy_opts=suffix == ".h5")
+        with h5py.File(file) if suffix == ".h5" else nullcontext(file) as given:
+            again = hvd.load_model(given, legacy_opts=suffix == ".h5")
         optimizer: Any = again.optimizer
         assert isinstance(optimizer, Front) and int(again.optimizer.iterations) == EPOCHS * STEPS
         inputs, targets = rows(rank, size)

@@ -45,6 +45,15 @@ def test_each_file_has_kaggles_columns(folder: Path) -> None:
         assert list(pd.read_csv(path, sep=";", nrows=1)) == columns_of(WEATHER)
 
 
+def test_the_trends_of_each_calendar_week_end_on_its_sunday(folder: Path) -> None:
+    """Horovod's program joins the trends by the calendar week of their first day, a Sunday."""
+    train, test = (pd.read_csv(folder / name, low_memory=False) for name in ("train.csv", "test.csv"))
+    days = pd.to_datetime(pd.concat([train["Date"], test["Date"]]).drop_duplicates())
+    weeks = pd.to_datetime(pd.read_csv(folder / "googletrend.csv")["week"].str[:10])
+    needed, given = (set(zip(each.dt.year, each.dt.isocalendar().week, strict=True)) for each in (days, weeks))
+    assert needed <= given
+
+
 def test_size_and_dates(folder: Path, tmp_path: Path) -> None:
     train, test = (pd.read_csv(folder / name, low_memory=False) for name in ("train.csv", "test.csv"))
     assert len(train) == 5 * 942

@@ -1,6 +1,9 @@
 """Loader for saved models that makes their optimizers distributed."""
 
-from collections.abc import Iterable, Mapping
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ __all__ = ["load_model"]
 
 
 def load_model(
-    filepath: str | Path,
+    filepath: Any,
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     compression: Compressor[Tensor] = Compression.none,
@@ -25,7 +28,7 @@ def load_model(
 ) -> Any:
     """Load a model saved with any optimizer, distributed or not, and keep the optimizer's state.
 
-    It loads files of Keras 2 if `tf.keras` is tf_keras. `custom_optimizers` are classes that are not part of Keras.
+    `filepath` is a path or an open `h5py.File`. It loads files of Keras 2 if `tf.keras` is tf_keras. `custom_optimizers` are classes that are not part of Keras.
     `custom_objects` may map the name of the optimizer's class to a function that makes the optimizer from its config;
     a distributed optimizer that it returns is used as it is. `legacy_opts` is an argument of Horovod's: tf_keras loads
     a legacy optimizer if one was saved. Raises `ValueError` for `legacy_opts` with Keras 3, which has no legacy
@@ -37,8 +40,23 @@ def load_model(
     for kind in custom_optimizers or ():
         objects |= {kind.__name__: kind, keras.saving.get_registered_name(kind): kind}
     objects |= custom_objects or {}
-    model = generation.load(filepath, objects)
+    with _path_of(filepath) as path:
+        model = generation.load(path, objects)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not isinstance(optimizer, Front):
         model.optimizer = DistributedOptimizer(optimizer, compression=compression)
     return model
+
+
+@contextmanager
+def _path_of(given: Any) -> Iterator[str | Path]:
+    """Yield a path as it is, and for an open `h5py.File` the path of a copy: it may be in memory only."""
+    h5py = sys.modules.get("h5py")
+    if h5py is None or not isinstance(given, h5py.File):
+        yield given
+        return
+    given.flush()
+    with tempfile.TemporaryDirectory(prefix="farandole-keras-") as folder:
+        path = Path(folder, "model.h5")
+        path.write_bytes(given.id.get_file_image())
+        yield path

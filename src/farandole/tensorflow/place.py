@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from farandole.core import default
 from farandole.core.plugins import address_of
 from farandole.core.process_sets.process_set import global_process_set
 from farandole.core.process_sets.registry import GLOBAL
@@ -14,7 +15,12 @@ RANK, SIZE, LOCAL_RANK, LOCAL_SIZE, INCLUDED = range(5)
 
 
 def size_op(process_set_id: int = GLOBAL, name: str | None = None) -> tf.Tensor:
-    """Return the number of ranks in the job or a process set; 0 on ranks outside of the set."""
+    """Return the number of ranks in the job or a process set, also on ranks outside of the set.
+
+    On those, a traced function keeps the number that it was traced with."""
+    ranks = default.context().sets.ranks_by_number.get(process_set_id) if default.is_initialized() else None
+    if ranks is not None and default.rank() not in ranks:
+        return tf.constant(len(ranks), tf.int32, name=name)  # there is no engine to ask
     return nodes.place(SIZE, _at(process_set_id), name)
 
 
