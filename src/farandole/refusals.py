@@ -181,6 +181,7 @@ ABSENT_MODULES: Mapping[str, str] = {
 }
 
 _NVTABULAR = "NVTabular, which needs GPUs, is not used; leave data_module out, or derive a class from DataModule"
+_GRADIENTS = "call grouped_allreduce, or wrap the tape or the optimizer"
 _AGGREGATION = "give backward_passes_per_step= to the optimizer, which adds the gradients up"
 _TORCH_FUNCTIONS = """
 HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather HorovodGroupedAllgather HorovodBroadcast HorovodAlltoall
@@ -194,9 +195,11 @@ ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
     ),
     "horovod.tensorflow.gradient_aggregation": dict.fromkeys(_HELPERS.split(), _AGGREGATION),
     "horovod.tensorflow.gradient_aggregation_eager": {"LocalGradientAggregationHelperEager": _AGGREGATION},
-    "horovod.tensorflow.util": dict.fromkeys(
-        ("vars_to_refs", "refs_to_vars"), "variable.ref() and its deref() do the same"
-    ),
+    "horovod.tensorflow": {"_make_allreduce_grads_fn": _GRADIENTS},
+    "horovod.tensorflow.util": {
+        **dict.fromkeys(("vars_to_refs", "refs_to_vars"), "variable.ref() and its deref() do the same"),
+        **dict.fromkeys(("_cache", "_make_subgraph"), "decorate the function with tf.function"),
+    },
     "horovod.common.util": {"get_average_backwards_compatibility_fun": "pass op= to the operation"},
     "horovod.ray": {"ElasticRayExecutor": ELASTIC},
     "horovod.spark": {"run_elastic": ELASTIC},

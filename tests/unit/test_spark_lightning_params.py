@@ -22,8 +22,9 @@ from farandole.errors import ConfigError
 from farandole.lightning.packages import package_of
 from farandole.lightning.stepping import stepping
 from farandole.spark.lightning import LightningEstimator, LightningModel
+from farandole.spark.trainers.checkpoint import Checkpoint
 from farandole.spark.trainers.lightning_data import Tensors, ahead, queue_length
-from farandole.spark.trainers.lightning_files import moved
+from farandole.spark.trainers.lightning_files import dumped, moved
 from farandole.spark.trainers.lightning_plain import Losses, wrapped
 from farandole.spark.trainers.torch_tensors import Inputs
 
@@ -237,3 +238,27 @@ def test_paths_of_an_earlier_attempt_are_moved() -> None:
     assert moved(state, "/a", "/b") == {
         "ModelCheckpoint": {"dirpath": "/b", "best_k_models": {"/b/x.ckpt": 1.0}, "last": "/ab/x", "score": 1.0}
     }
+
+
+class Labelled(LightningModel):
+    """A fitted model with an argument of its own."""
+
+    def __init__(self, *, labels: list[str], **options: Any) -> None:
+        super().__init__(**options)
+        self.labels = labels
+
+
+class Classifier(LightningEstimator):
+    def get_model_class(self) -> type:
+        return Labelled
+
+    def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any) -> dict[str, Any]:
+        return super()._get_model_kwargs(model, history, optimizer, run_id, metadata) | {"labels": ["cat", "dog"]}
+
+
+def test_a_subclass_chooses_the_class_and_the_arguments_of_the_fitted_model() -> None:
+    state = dumped({"lightning": {"state_dict": Net().state_dict()}, "best": None, "prefix": ""})
+    checkpoint = Checkpoint(seed=1, state=state, outputs=[("float32", [1])])
+    fitted = Classifier(model=Net(), feature_cols=["x"], label_cols=["y"])._trained("mine", checkpoint)
+    assert type(fitted) is Labelled and fitted.labels == ["cat", "dog"]
+    assert fitted.getRunId() == "mine"

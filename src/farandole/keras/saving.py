@@ -28,11 +28,11 @@ def load_model(
 ) -> Any:
     """Load a model saved with any optimizer, distributed or not, and keep the optimizer's state.
 
-    `filepath` is a path or an open `h5py.File`. It loads files of Keras 2 if `tf.keras` is tf_keras. `custom_optimizers` are classes that are not part of Keras.
-    `custom_objects` may map the name of the optimizer's class to a function that makes the optimizer from its config;
-    a distributed optimizer that it returns is used as it is. `legacy_opts` is an argument of Horovod's: tf_keras loads
-    a legacy optimizer if one was saved. Raises `ValueError` for `legacy_opts` with Keras 3, which has no legacy
-    optimizers, and the errors of Keras."""
+    `filepath` is a path or an open `h5py.File`. It loads files of Keras 2 if `tf.keras` is tf_keras.
+    `custom_optimizers` are classes that are not part of Keras. `custom_objects` may map the name of the optimizer's
+    class to a function that makes the optimizer from its config; a distributed optimizer that it returns is used as it
+    is. `legacy_opts` is an argument of Horovod's: tf_keras loads a legacy optimizer if one was saved. Raises
+    `ValueError` for `legacy_opts` with Keras 3, which has no legacy optimizers, and the errors of Keras."""
     generation = generation_of_files()
     if legacy_opts and not generation.has_legacy:
         raise ValueError(f"legacy_opts: Keras {keras.__version__} has no legacy optimizers")

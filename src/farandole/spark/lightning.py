@@ -193,22 +193,18 @@ class LightningEstimator(LightningParams, TorchEstimator):
             metrics=tuple(self.getMetrics()),
         )
 
-    def _trained(self, run_id: str, checkpoint: Checkpoint) -> "LightningModel":
+    def _trained(self, run_id: str, checkpoint: Checkpoint) -> Any:
         assert checkpoint.state is not None
         # A copy: fitting again, with another seed for example, starts from the weights that the user gave.
         model: Any = copy.deepcopy(self.getModel())
         if not self._plain:
             model.configure_model()  # may create layers
         model.load_state_dict(weights_of(checkpoint.state))
-        return LightningModel(
-            model=model,
-            feature_columns=self.getFeatureCols(),
-            label_columns=self.getLabelCols(),
-            input_shapes=self.getInputShapes(),
-            outputs=checkpoint.outputs,
-            history=checkpoint.history,
-            run_id=run_id,
-        )
+        return self._fitted(model, run_id, checkpoint)
+
+    def get_model_class(self) -> type:
+        """See `TorchEstimator`."""
+        return LightningModel
 
 
 class LightningModel(TorchModel):

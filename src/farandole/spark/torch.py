@@ -282,20 +282,32 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
         )
         return functools.partial(train, job)
 
-    def _trained(self, run_id: str, checkpoint: Checkpoint) -> "TorchModel":
+    def _trained(self, run_id: str, checkpoint: Checkpoint) -> Any:
         assert checkpoint.state is not None and checkpoint.outputs is not None
         # A copy: fitting again, with another seed for example, starts from the weights that the user gave.
         model = copy.deepcopy(self.getModel())
         model.load_state_dict(weights_of(checkpoint.state))
-        return TorchModel(
-            model=model,
-            feature_columns=self.getFeatureCols(),
-            label_columns=self.getLabelCols(),
-            input_shapes=self.getInputShapes(),
-            outputs=checkpoint.outputs,
-            history=checkpoint.history,
-            run_id=run_id,
-        )
+        return self._fitted(model, run_id, checkpoint)
+
+    def _fitted(self, model: torch.nn.Module, run_id: str, checkpoint: Checkpoint) -> Any:
+        arguments = self._get_model_kwargs(model, checkpoint.history, None, run_id, checkpoint.outputs)
+        return self.get_model_class()(**arguments)
+
+    def get_model_class(self) -> type:
+        """Return the class of the fitted model; a subclass may return another one."""
+        return TorchModel
+
+    def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any) -> dict[str, Any]:
+        """Return the arguments of `get_model_class()`; `metadata` is the type and shape of each output."""
+        return {
+            "model": model,
+            "feature_columns": self.getFeatureCols(),
+            "label_columns": self.getLabelCols(),
+            "input_shapes": self.getInputShapes(),
+            "outputs": metadata,
+            "history": history,
+            "run_id": run_id,
+        }
 
     def _made(self) -> torch.nn.Module:
         """Return the model with all of its parameters."""
