@@ -222,7 +222,7 @@ class _FromState:
 def optimizer_variables(optimizer: Any, trained: Sequence[Any]) -> list[Any]:
     """Return the variables of an optimizer, which it builds if needed, with that of the learning rate."""
     generation = _generation_of(optimizer)
-    held = generation.build(optimizer, trained)
+    held: list[Any] = generation.build(optimizer, trained)
     rate = [] if generation.has_schedule(optimizer) else [generation.rate(optimizer)]
     return held + [each for each in rate if not any(each is one for one in held)]
 
