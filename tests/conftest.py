@@ -130,8 +130,10 @@ def _end_reading_processes() -> None:
 
 @pytest.fixture(scope="session")
 def frameworks() -> None:
-    """Import TensorFlow, Keras and Ray if they are there: no test is to blame for the variables that they set."""
+    """Import the packages that set variables, if they are there: no test is to blame for that."""
     names = [name for name in ("tensorflow", "keras", "ray") if importlib.util.find_spec(name) is not None]
+    if importlib.util.find_spec("torch") is not None and importlib.util.find_spec("lightning") is not None:
+        names.append("lightning")
     if "tensorflow" not in names and "keras" in names:
         names.remove("keras")  # it imports TensorFlow
     for name in names:
