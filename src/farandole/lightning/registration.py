@@ -3,7 +3,6 @@
 import functools
 import importlib
 import importlib.util
-import sys
 from typing import Any
 
 from farandole.lightning.packages import PACKAGES
@@ -15,12 +14,10 @@ _NAMES: dict[str, dict[str, Any]] = {"farandole": {}, "horovod": {"rate_factor":
 
 
 def register_names() -> None:
-    """Register the names with each package of Lightning that is imported.
+    """Register the names with each package of Lightning that is installed, and import it: programs may do so later.
 
-    If none is, import all that are installed: programs import Lightning also after farandole."""
-    imported = [name for name in PACKAGES if name in sys.modules]
-    installed = (name for name in PACKAGES if importlib.util.find_spec(name.partition(".")[0]))
-    for package in imported or installed:
+    The second package takes a fraction of a second, as both import torch and torchmetrics."""
+    for package in (name for name in PACKAGES if importlib.util.find_spec(name.partition(".")[0])):
         registry = importlib.import_module(package).strategies.StrategyRegistry
         for name in _NAMES.keys() - registry.keys():
             registry.register(name, functools.partial(_made, package), "ranks of a farandole job", **_NAMES[name])
