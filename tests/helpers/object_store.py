@@ -41,7 +41,9 @@ Fault = Callable[[Request], int | str | None]
 class ObjectStore:
     """Objects by "bucket/key". Each request takes `latency` seconds; a listing has pages of `page` objects.
 
-    `bytes_per_second` limits all bodies together; 0 is no limit."""
+    `bytes_per_second` limits all bodies together; 0 is no limit. `short` makes answers to ranges shorter
+    than requested: "range" to half of the range, as HTTP allows, "closed" to half of the body, without its length,
+    "empty" to nothing of it. `hidden` are headers that answers lack."""
 
     objects: dict[str, bytes]
     latency: float = 0.0
@@ -49,6 +51,8 @@ class ObjectStore:
     page: int = 1000
     fault: Fault = lambda request: None
     requests: Counter[str] = field(default_factory=Counter)
+    short: str = ""
+    hidden: tuple[str, ...] = ()
     most_at_once: int = 0
     address: str = ""
     scheme: str = "http"
@@ -290,10 +294,21 @@ class Handler(BaseHTTPRequestHandler):
         cut: int | None = None,
         head: bool = False,
     ) -> None:
+        short = self.objects.short if status == 206 else ""
+        headers = {name: value for name, value in headers.items() if name not in self.objects.hidden}
+        if short:
+            body = b"" if short == "empty" else body[: (len(body) + 1) // 2]
+            length, self.close_connection = len(body), short != "range"
+        if short == "range":
+            first, _, size = headers["Content-Range"].removeprefix("bytes ").replace("/", "-").split("-")
+            headers["Content-Range"] = f"bytes {first}-{int(first) + len(body) - 1}/{size}"
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
+        if short in ("closed", "empty"):
+            self.send_header("Connection", "close")
+        else:
+            self.send_header("Content-Length", str(len(body) if length is None else length))
         self.end_headers()
         if not head:
             if self.objects.bytes_per_second:

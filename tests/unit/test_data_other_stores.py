@@ -114,6 +114,13 @@ def test_bodies_that_are_cut_are_asked_for_again(store: Store) -> None:
     assert rows_of(source) == list(range(FILES * ROWS))
 
 
+@pytest.mark.parametrize("short", ["range", "closed"])
+def test_the_rest_of_an_answer_shorter_than_asked_is_asked_for(store: Store, short: str) -> None:
+    source = store.open()
+    store.served.short = short
+    assert rows_of(source) == list(range(FILES * ROWS))
+
+
 def test_an_error_for_good_names_the_object(store: Store) -> None:
     source = store.open()
     store.served.fault = lambda request: 403 if request.key.endswith("3.parquet") else None

@@ -148,6 +148,36 @@ def test_an_error_for_good_names_url_attempt_and_status(folder: Path, kind: str)
 
 
 @pytest.mark.parametrize("kind", ["s3", "http"])
+@pytest.mark.parametrize("short", ["range", "closed"])
+def test_the_rest_of_an_answer_shorter_than_asked_is_asked_for(tmp_path: Path, kind: str, short: str) -> None:
+    write_rows(tmp_path, [[2000, 2000]])
+    with store_of(tmp_path, kind) as (store, open_it):
+        store.short = short
+        loader = Loader(open_it(), batch_size=500, policy="join")
+        assert sorted(row for batch in loader for row in batch["row"].tolist()) == list(range(4000))
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+def test_an_answer_that_stays_short_names_file_and_bytes(folder: Path, kind: str) -> None:
+    with store_of(folder, kind) as (store, open_it):
+        source = open_it()
+        store.short = "empty"
+        wanted = r"part-003.parquet: .*: \d+ bytes from \d+ on were requested, and 0 from \d+ on have come at attempt 4"
+        with pytest.raises(SourceError, match=wanted):
+            source.read(source.row_groups[3], ["row"])
+
+
+@pytest.mark.parametrize(("kind", "hidden"), [("s3", "ETag"), ("s3", "Content-Range"), ("http", "Content-Range")])
+def test_an_answer_without_a_needed_header_is_told(folder: Path, kind: str, hidden: str) -> None:
+    with store_of(folder, kind) as (store, open_it):
+        source = open_it()
+        store.hidden = (hidden,)
+        told = rf"part-003.parquet: cannot be (read|looked at): the answer.* header {hidden}"
+        with pytest.raises(SourceError, match=told):
+            source.read(source.row_groups[3], ["row"])
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
 def test_an_object_that_is_closed_to_us_is_no_raw_error(folder: Path, kind: str) -> None:
     with store_of(folder, kind) as (store, open_it):
         source = open_it()

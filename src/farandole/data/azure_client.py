@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from fsspec.asyn import sync
 
 from farandole.data.flight import Flight, PassingFailure
-from farandole.data.ranges import TAIL_BYTES, ChangedFile, PagedStore, Part, Span, header_of
+from farandole.data.ranges import TAIL_BYTES, ChangedFile, PagedStore, Part, Span, content_range, header_of
 from farandole.data.row_groups import File
 
 __all__ = ["AzureClient"]
@@ -49,10 +49,10 @@ class AzureClient(PagedStore):
                 answer = await blob.download_blob(**asked, **condition)
                 self.flight.answered(began)
                 properties = answer.properties
-                size = int(properties.content_range.rpartition("/")[2])  # `properties.size` is the size of the range
-                return Part(span.first, bytes(await answer.readall()), size, _mark(properties.etag))
+                first, size = content_range(properties.content_range)  # `properties.size` is the size of the range
+                return Part(first, bytes(await answer.readall()), size, _mark(properties.etag))
 
-        return self._run(path, ask).complete(span)
+        return self._run(path, ask)
 
     def look(self, path: str) -> File:
         """See `RangeClient.look`."""

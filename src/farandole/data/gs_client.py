@@ -41,8 +41,9 @@ class GsClient(PagedStore):
                 return Part(0, b"", 0, mark)
             raise
         found = str(headers.get("x-goog-generation", mark))
-        first, size = content_range(headers.get("Content-Range") or f"bytes 0-0/{len(body)}")
-        return Part(first, body, size, found).complete(span)
+        span_text = headers.get("Content-Range")
+        first, size = (0, len(body)) if span_text is None else content_range(span_text)
+        return Part(first, body, size, found)
 
     def look(self, path: str) -> File:
         """See `RangeClient.look`."""

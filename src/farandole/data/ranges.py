@@ -2,6 +2,7 @@
 
 import io
 import mmap
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ TAIL_BYTES = 64 << 10  # fetched for a footer; a larger footer takes a second re
 _HOLE_BYTES = 1 << 20
 _LEAST_BYTES = 64 << 10  # least size of a range that is fetched when it is read
 _SMALL_BYTES = 256 << 10  # up to this size, zeroing memory is faster than mapping it
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)", re.ASCII)
 
 
 class ChangedFile(Exception):
@@ -61,13 +63,6 @@ class Part:
         """The position after the last byte."""
         return self.first + len(self.data)
 
-    def complete(self, asked: Span | None) -> "Part":
-        """Return this part; raises `PassingFailure` if it ends before both the requested span and the file."""
-        missing = min(self.size, self.size if asked is None else asked.last) - self.last
-        if missing > 0:
-            raise PassingFailure(f"the body is {missing} bytes short")
-        return self
-
 
 class RangeClient(Protocol):
     """Access to one store; used from any thread. Can be pickled."""
@@ -81,7 +76,8 @@ class RangeClient(Protocol):
     def fetch(self, path: str, span: Span | None, mark: str) -> Part:
         """Fetch a span, or with None the last `TAIL_BYTES`; `mark` is the file's expected mark, "" for any.
 
-        Raises `ChangedFile`, `FileNotFoundError`, and `PassingFailure` if another attempt may succeed."""
+        The part may lack bytes, which `fetch_whole` requests. Raises `ChangedFile`, `FileNotFoundError`, and
+        `PassingFailure` if another attempt may succeed."""
         ...
 
     def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
@@ -212,11 +208,32 @@ class RangeFile(io.RawIOBase):
         self._parts.append(part)
 
     def _get(self, span: Span | None) -> Part:
-        path, mark = self.file.path, self.file.mark
+        path = self.file.path
         try:
-            return self._client.flight.call(self._client.url(path), lambda: self._client.fetch(path, span, mark))
+            return self._client.flight.call(self._client.url(path), lambda: fetch_whole(self._client, self.file, span))
         except ChangedFile as error:
             raise changed_file(path, str(error)) from error
+
+
+def fetch_whole(client: RangeClient, file: File, span: Span | None) -> Part:
+    """Fetch a span as `RangeClient.fetch` does, and with further requests the bytes that an answer lacks.
+
+    HTTP allows answers with fewer bytes than requested. Raises `PassingFailure` if an answer brings no missing byte."""
+    part = client.fetch(file.path, span, file.mark)
+    # With the same mark the file has the same size; a whole body that is shorter has been cut.
+    size = max(part.size, file.size) if file.mark and part.mark == file.mark else part.size
+    first, last = (part.first, size) if span is None else (span.first, min(size, span.last))
+    pieces, end = [part.data], part.last
+    while end < last:
+        rest = client.fetch(file.path, Span(end, last), part.mark)
+        if not rest.first <= end < rest.last:
+            break
+        pieces.append(rest.data[end - rest.first :])
+        end = rest.last
+    if part.first > first or end < last:
+        came = f"and {end - part.first} from {part.first} on have come"
+        raise PassingFailure(f"{last - first} bytes from {first} on were requested, {came}")
+    return replace(part, data=b"".join(pieces)) if len(pieces) > 1 else part
 
 
 def range_header(span: Span | None) -> str:
@@ -224,10 +241,14 @@ def range_header(span: Span | None) -> str:
     return f"bytes=-{TAIL_BYTES}" if span is None else f"bytes={span.first}-{span.last - 1}"
 
 
-def content_range(text: str) -> tuple[int, int]:
-    """Return the first byte's position and the file's size in a `Content-Range` such as "bytes 0-9/100"."""
-    span, _, size = text.removeprefix("bytes ").partition("/")
-    return int(span.split("-")[0]), int(size)
+def content_range(text: str | None) -> tuple[int, int]:
+    """Return the first byte's position and the file's size in a `Content-Range` such as "bytes 0-9/100".
+
+    Raises `OSError` for an answer without one, or with another form of it."""
+    found = _CONTENT_RANGE.match(text or "")
+    if found is None:
+        raise OSError(f"the answer's header Content-Range is {text!r}, not 'bytes FIRST-LAST/SIZE'")
+    return int(found[1]), int(found[2])
 
 
 def header_of(headers: Mapping[str, Any], name: str) -> str:

@@ -63,7 +63,7 @@ class S3Client(PagedStore):
         own, content_span, body = found
         if condition and own != mark:
             raise ChangedFile(f"its mark {mark} is now {own}")
-        first, size = content_range(content_span or f"bytes 0-0/{len(body)}")
+        first, size = (0, len(body)) if content_span is None else content_range(content_span)
         return Part(first, body, size, own)
 
     def _get(self, path: str, bucket: str, key: str, asked: str, mark: str) -> tuple[str, str | None, bytes] | None:

@@ -52,7 +52,7 @@ class WebClient:
             first, size = 0, len(body)
         else:
             raise OSError(f"status {status}")
-        return Part(first, body, size, found).complete(span)
+        return Part(first, body, size, found)
 
     def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
         """Return None: web servers have no listings."""
