@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from farandole.data import GlobalPlan, Order, Policy, choose_lanes
+from farandole.data.order import choose_window
 
 groups = st.lists(st.integers(0, 40), min_size=1, max_size=20).map(tuple)
 orders = st.builds(
@@ -44,6 +45,38 @@ def test_without_a_seed_lanes_keep_the_order_of_the_files(order: Order) -> None:
     for lane in range(plain.lanes):
         mine = rows[lane :: plain.lanes]
         assert np.array_equal(mine, mine[0] + np.arange(len(mine)) if len(mine) else mine)
+
+
+@given(orders)
+def test_row_groups_that_keep_their_order_are_shuffled_in_windows(order: Order) -> None:
+    seed = 0 if order.seed is None else order.seed
+    kept = Order(row_groups=order.row_groups, lanes=order.lanes, window=order.window, seed=seed, permuted=False)
+    rows = visited_rows(kept, 3)
+    for lane in range(kept.lanes):
+        mine = rows[lane :: kept.lanes]
+        first = min(mine, default=0)
+        for at in range(0, len(mine), kept.window):
+            inside = mine[at : at + kept.window]
+            assert np.array_equal(np.sort(inside), first + at + np.arange(len(inside)))
+
+
+@given(
+    st.lists(st.integers(0, 400), min_size=1, max_size=60),
+    st.sampled_from([1, 2, 8, 24]),
+    st.integers(1, 40),
+    st.integers(1, 4000),
+)
+def test_windows_take_rows_of_many_row_groups_within_their_limit(
+    row_groups: list[int], lanes: int, row_bytes: int, most_rows: int
+) -> None:
+    counts = np.array(row_groups)
+    usual, most = 64, most_rows * row_bytes
+    window = choose_window(counts, lanes, row_bytes, usual_bytes=usual, most_bytes=most)
+    enough = (24 - lanes) * counts.sum() / max(1, np.count_nonzero(counts))
+    assert (window - 1) * lanes * row_bytes < max(usual, most)
+    if lanes < 24 and min(enough, counts.sum()) <= most_rows:
+        # At least half: rounds are about equally long.
+        assert 2 * (window + 1) * lanes >= min(enough, counts.sum())
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:

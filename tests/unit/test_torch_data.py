@@ -107,6 +107,19 @@ def test_a_loader_that_was_left_early_begins_with_the_first_row(folder: str, mak
         next(iter(loader))
 
 
+@pytest.mark.parametrize("kind", [DataLoader, BatchedDataLoader])
+def test_a_queue_shuffles_row_groups_that_are_not(folder: str, kind: Any) -> None:
+    queue = 40
+    reader = make_batch_reader(folder, ["row"], shuffle_row_groups=False, num_epochs=2)
+    with kind(reader, batch_size=ROWS, shuffling_queue_capacity=queue) as loader:
+        epochs = [batch["row"].tolist() for batch in loader]
+    assert len({tuple(rows) for rows in epochs}) == 2
+    for rows in epochs:
+        assert rows != sorted(rows)
+        for at in range(0, ROWS, queue):
+            assert sorted(rows[at : at + queue]) == list(range(at, min(at + queue, ROWS)))
+
+
 def test_functions_that_make_batches(folder: str) -> None:
     reading = Reading(shuffle=False)
     with BatchedDataLoader(

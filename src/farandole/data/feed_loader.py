@@ -2,14 +2,16 @@
 
 import hashlib
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, agree, together
 from farandole.data.columns import columns_to_read
-from farandole.data.loader import LANES_BYTES, ROUND_BYTES, SMALLER, Loader
+from farandole.data.loader import LANES_BYTES, SMALLER, Loader
 from farandole.data.plans import GlobalPlan, LocalPlan
+from farandole.data.reading import ROUND_BYTES
 from farandole.data.rounds import Columns, Piece
 from farandole.data.shares import check_shares, look_at_share
 from farandole.data.state import State
@@ -47,7 +49,7 @@ class FeedLoader(Loader):
         found, here = State.of(state), State.of(self.state_dict())
         if found.seed != here.seed:
             raise ConfigError("state", f"has seed {found.seed}, but this loader {here.seed}")
-        same = (found.fingerprint, found.lanes, found.window) == (here.fingerprint, here.lanes, here.window)
+        same = replace(found, epoch=here.epoch, visited=here.visited, version=here.version) == here
         if found.visited and not same:
             raise ConfigError(
                 "state",
@@ -85,7 +87,7 @@ class FeedLoader(Loader):
         lanes = asked.lanes or (min(share.lanes for share in shares if share.rows) if asked.shuffle else 1)
         # A seed for each rank, derived from the common one.
         stream = np.random.SeedSequence(asked.seed, spawn_key=(self._rank,))
-        self._order = self._make_order(lanes, ROUND_BYTES, int(stream.generate_state(1, np.uint64)[0]))
+        self._order = self._make_order(lanes, ROUND_BYTES, 0, int(stream.generate_state(1, np.uint64)[0]))
         marks = "\n".join([str(self._batch_size), self._policy, *(share.mark for share in shares)])
         self._fingerprint = int.from_bytes(hashlib.sha256(marks.encode()).digest()[:7])
 

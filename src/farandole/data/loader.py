@@ -13,28 +13,30 @@ from farandole.data.batches import Batch, BatchBuffer, empty_like, fill_up, join
 from farandole.data.columns import check_names, columns_to_read
 from farandole.data.fields import lengths_in_rows, plan_fields
 from farandole.data.meter import Meter, Metrics
-from farandole.data.order import Order, choose_lanes
+from farandole.data.order import MIXED, Order, choose_lanes, choose_window
 from farandole.data.plans import GlobalPlan, LocalPlan, Policy
-from farandole.data.reading import Reading, checked_meanwhile, read_pieces, transformed
+from farandole.data.reading import ROUND_BYTES, Reading, checked_meanwhile, read_pieces, transformed
 from farandole.data.rounds import Columns, Piece, Reader
-from farandole.data.row_groups import RowGroup, Source, fingerprint, in_flight, least_window, rows_in
+from farandole.data.row_groups import RowGroup, Source, fingerprint, in_flight, least_window, mixes, rows_in
 from farandole.data.settings import check_loader, check_source
 from farandole.data.shard_source import is_own
 from farandole.data.state import NO_SEED, NO_VERSION, State
 from farandole.data.versions import at_version, same_version, version_of
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["LANES_BYTES", "ROUND_BYTES", "SMALLER", "Loader"]
+__all__ = ["LANES_BYTES", "SMALLER", "Loader"]
 
 log = logging.getLogger(__name__)
 
-# Limits for the default window and number of lanes: the bytes of a round, which should fit a processor's cache (in file
-# order, of each rank's part of a round), and the bytes of one row group of each lane.
-ROUND_BYTES = 4 << 20
+# Limit for the default number of lanes: the bytes of one row group of each lane.
 LANES_BYTES = 512 << 20
 # Row groups per lane at least. More in remote files, where reading a row group twice costs a request.
 PER_LANE, FAR_PER_LANE = 8, 16
 
+_LOCAL = (
+    "%d rows are shuffled together, fewer than the %d of a row group, so rows that are sorted mix badly; set a larger "
+    "shuffle_window, raise shuffle_bytes (%d), or write smaller row groups"
+)
 SMALLER = "take a smaller batch_size, or policy='join'"
 
 
@@ -171,6 +173,19 @@ class Loader:
         if epoch != self._epoch:
             self._epoch, self._position = epoch, 0
 
+    def shuffle_within(self, rows: int) -> None:
+        """Shuffle at least `rows` rows of each rank together; in file order if row groups are not shuffled otherwise.
+
+        An epoch that has begun keeps its order, and this call then has no effect."""
+        order, window = self._order, -(-rows * self._size // self._order.lanes)
+        if self._position or (order.seed is not None and window <= order.window):
+            return
+        permuted = order.permuted and order.seed is not None
+        self._reading = replace(self._reading, shuffle=True)
+        self._order = replace(
+            order, window=window, seed=self._seed if order.seed is None else order.seed, permuted=permuted
+        )
+
     def state_dict(self) -> dict[str, int]:
         """Return the state after the last yielded batch; the same on every rank."""
         return State(
@@ -181,14 +196,15 @@ class Loader:
             window=self._order.window,
             fingerprint=self._fingerprint,
             version=version_of(self._source),
+            permuted=int(self._order.permuted),
         ).as_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue from the state of another loader over the same data, with any number of ranks and any batch size.
 
-        Uses the order of the state: seed, lanes and window. If the state has another version of the table, all ranks
-        open that one together. Raises `ConfigError` for the state of other data, `SourceError` for a version that is
-        gone."""
+        Uses the order of the state: seed, lanes, window, and whether row groups are permuted. If the state has another
+        version of the table, all ranks open that one together. Raises `ConfigError` for the state of other data,
+        `SourceError` for a version that is gone."""
         found = State.of(state)
         if found.version != version_of(self._source):
             self._source = together(lambda: at_version(self._source, found.version), self._gather)
@@ -203,7 +219,9 @@ class Loader:
         if not 0 <= found.visited <= self.rows:
             raise ConfigError("state", f"has visited {found.visited} of {self.rows} rows")
         seed = None if found.seed == NO_SEED else found.seed
-        self._order = replace(self._order, lanes=found.lanes, window=found.window, seed=seed)
+        self._order = replace(
+            self._order, lanes=found.lanes, window=found.window, seed=seed, permuted=bool(found.permuted)
+        )
         self._plan, self._seed = self._global_plan(self._order), found.seed
         self._epoch, self._position = found.epoch, found.visited
         if not self._steps_left:
@@ -219,14 +237,19 @@ class Loader:
         self._row_bytes = max(1, nbytes // max(1, int(rows.sum())))
         # In file order there is one lane per rank; a shuffled order does not depend on the number of ranks.
         per_lane = FAR_PER_LANE if in_flight(source) else PER_LANE
-        chosen = choose_lanes(rows, nbytes, most_bytes=LANES_BYTES, per_lane=per_lane) if asked.shuffle else self._size
+        in_order = not asked.shuffle or not asked.shuffle_row_groups
+        most_bytes = max(LANES_BYTES, asked.shuffle_bytes, (asked.shuffle_window or 0) * self._row_bytes)
+        chosen = self._size if in_order else choose_lanes(rows, nbytes, most_bytes=most_bytes, per_lane=per_lane)
         lanes = asked.lanes or chosen
-        round_bytes = ROUND_BYTES if asked.shuffle else ROUND_BYTES * self._size
-        self._order = order = self._make_order(lanes, round_bytes, asked.seed)
+        mixed = asked.shuffle and mixes(source)
+        usual_bytes = ROUND_BYTES * self._size if in_order else ROUND_BYTES
+        self._order = order = self._make_order(lanes, usual_bytes, asked.shuffle_bytes if mixed else 0, asked.seed)
+        if mixed and lanes < MIXED and order.round_rows < rows.max(initial=0) and self._rank == 0:
+            log.warning(_LOCAL, order.round_rows, rows.max(), asked.shuffle_bytes)
         self._fingerprint = fingerprint(source.row_groups, of_table=version_of(source) != NO_VERSION)
         agree("the data", f"{len(rows)} row groups of {rows.sum()} rows, fingerprint {self._fingerprint:x}", gather)
         agree("the columns", self._kinds_text(), gather)
-        agree("the loader", f"{self._settings()}, lanes {lanes}, window {order.window}, seed {order.seed}", gather)
+        agree("the loader", f"{self._settings()}, {self._order_text()}", gather)
         self._plan = plan = self._global_plan(order)
         if not plan.steps:
             self._refuse(f"{plan.rows} rows make no step of {plan.step_rows}; {SMALLER}")
@@ -260,14 +283,24 @@ class Loader:
         self._no_rows: Columns = {field.name: field.values(none[field.name]) for field in fields}
         self._reader = Reader(self._source, tuple(fields))
 
-    def _make_order(self, lanes: int, round_bytes: int, seed: int) -> Order:
+    def _make_order(self, lanes: int, usual_bytes: int, most_bytes: int, seed: int) -> Order:
+        """Return the order; the two numbers of bytes are those of `choose_window`."""
         asked, rows = self._reading, rows_in(self._source.row_groups)
         self._seed = asked.seed
-        # The order shuffles row groups. If each is one row, a larger window would only delay the first batch.
-        single = asked.shuffle and rows.max(initial=0) <= 1
-        chosen = 1 if single else max(least_window(self._source), round_bytes // self._row_bytes // lanes)
-        seed_or_none = seed if asked.shuffle else None
-        return Order(row_groups=rows, lanes=lanes, window=asked.window or chosen, seed=seed_or_none)
+        if asked.window or asked.shuffle_window:
+            window = asked.window or -(-(asked.shuffle_window or 0) // lanes)
+        elif asked.shuffle and rows.max(initial=0) <= 1:
+            window = 1  # the order shuffles row groups; a larger window would only delay the first batch
+        else:
+            chosen = choose_window(rows, lanes, self._row_bytes, usual_bytes=usual_bytes, most_bytes=most_bytes)
+            window = max(least_window(self._source), chosen)
+        return Order(
+            row_groups=rows,
+            lanes=lanes,
+            window=window,
+            seed=seed if asked.shuffle else None,
+            permuted=asked.shuffle_row_groups,
+        )
 
     def _global_plan(self, order: Order) -> GlobalPlan:
         return GlobalPlan(
@@ -291,7 +324,8 @@ class Loader:
     def _order_text(self) -> str:
         order = self._order
         seed_text = "not shuffled" if order.seed is None else f"seed {self._seed}"
-        return f"{seed_text}, {order.lanes} lanes, windows of {order.window} rows"
+        kept = "" if order.permuted else ", row groups in their order"
+        return f"{seed_text}{kept}, {order.lanes} lanes, windows of {order.window} rows"
 
     def _finish(self, metrics: Metrics) -> None:
         self._epoch, self._position = self._epoch + 1, 0

@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EpochOrder", "Extent", "Order", "choose_lanes", "permutation"]
+__all__ = ["MIXED", "EpochOrder", "Extent", "Order", "choose_lanes", "choose_window", "permutation"]
 
 # Numbers of lanes that many numbers of ranks divide.
 _LANES = (96, 48, 24, 12, 8, 4, 2)
+
+# Row groups from which the rows of a round come, at least: 24 random places have 9 of 10 equally frequent labels.
+MIXED = 24
 
 # Spawn keys of the two kinds of permutation. They differ, so that no window is shuffled as the row groups are.
 _GROUPS, _WINDOW = 0, 1
@@ -36,6 +39,7 @@ class Order:
     """The orders of all epochs over row groups of `row_groups[0]`, `row_groups[1]`, ... rows.
 
     `window` is the number of consecutive rows of a lane that are shuffled together. Without a seed nothing is shuffled.
+    If not `permuted`, only the rows of windows are shuffled, and the row groups keep their order.
     Raises `ValueError` for negative counts of rows, and for lanes or windows below 1.
     """
 
@@ -43,6 +47,7 @@ class Order:
     lanes: int
     window: int
     seed: int | None
+    permuted: bool = True
     rows: int = field(init=False)  # of an epoch
 
     def __post_init__(self) -> None:
@@ -74,7 +79,7 @@ class EpochOrder:
     def __init__(self, order: Order, epoch: int) -> None:
         self.order, self._epoch = order, epoch
         count = len(order.row_groups)
-        self._groups = self._permuted(count, _GROUPS, 0, 0)
+        self._groups = self._permuted(count, _GROUPS, 0, 0) if order.permuted else np.arange(count)
         # ends[i]: rows of the first i row groups, in this epoch's order of row groups.
         self._ends = np.concatenate([[0], np.cumsum(np.asarray(order.row_groups, np.int64)[self._groups])])
 
@@ -134,3 +139,20 @@ def choose_lanes(
     fitting = most_bytes * count // max(1, nbytes)
     enough = (lanes for lanes in _LANES if (4 if lanes <= 8 else per_lane) * lanes <= count)
     return next((lanes for lanes in enough if lanes <= fitting), 1)
+
+
+def choose_window(
+    row_groups: NDArray[np.int64], lanes: int, row_bytes: int, *, usual_bytes: int, most_bytes: int
+) -> int:
+    """Return a window for these row groups, whose rows take `row_bytes` of memory.
+
+    A round takes `usual_bytes`. If there are few lanes, a round takes more, up to `most_bytes`, so that its rows come
+    from many row groups. Then all rounds are about equally long, because a short one would mix few rows."""
+    usual = usual_bytes // row_bytes
+    count, rows = int(np.count_nonzero(row_groups)), int(row_groups.sum())
+    # The window of a lane has rows of the row group where it begins, and of as many more as it is long.
+    wanted = min((MIXED - lanes) * rows // max(1, count), rows, most_bytes // row_bytes)
+    if wanted <= usual:
+        return usual // lanes
+    rounds = -(-rows // wanted)
+    return -(-rows // (rounds * lanes))

@@ -19,7 +19,7 @@ import cloudpickle
 import numpy as np
 
 from farandole.data import reading_process
-from farandole.data.pool import PATIENCE, Pending, ReadPool
+from farandole.data.pool import PATIENCE, Pending, ReadPool, attempt
 from farandole.data.reading_process import READY, Answer, SharedMemory
 from farandole.data.rounds import Piece
 from farandole.data.values import empty_aligned
@@ -40,8 +40,8 @@ _PATIENCE = 1.0
 class ProcessPool(ReadPool[int, Piece]):
     """`count` processes that act on runs of row groups, each with a thread here; close the pool to let them go.
 
-    Arguments are the row groups' numbers, and `name` returns their names. `act` is pickled by cloudpickle. The error of
-    a result is that of `act`, or `SourceError` if a process has died."""
+    Arguments are the row groups' numbers, and `name` returns their names. `act` is pickled by cloudpickle. `keep` takes
+    each result here. The error of a result is that of `act` or `keep`, or `SourceError` if a process has died."""
 
     def __init__(
         self,
@@ -49,11 +49,12 @@ class ProcessPool(ReadPool[int, Piece]):
         count: int,
         weigh: Callable[[int], int],
         name: Callable[[int], object],
+        keep: Callable[[Piece], Piece] = lambda piece: piece,
     ) -> None:
         super().__init__(act, lambda: count, weigh)
         # With this process's module search path, to import objects that are pickled by name.
         self._sent = pickle.dumps((sys.path, cloudpickle.dumps(act)))
-        self._name = name
+        self._name, self._keep = name, keep
         self._leased: list[_Process] = []
 
     def close(self) -> None:
@@ -79,7 +80,8 @@ class ProcessPool(ReadPool[int, Piece]):
                 break
             asked = underway.popleft()
             try:
-                answers = process.answer()
+                found = process.answer()
+                answers = [each if isinstance(each, BaseException) else attempt(self._keep, each) for each in found]
             except (EOFError, OSError) as error:
                 answers = [_lost(process, self._name(number), error) for number, _ in asked]
             except Exception as error:  # an answer cannot be unpickled here

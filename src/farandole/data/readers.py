@@ -9,6 +9,7 @@ import os
 from collections import namedtuple
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from inspect import GEN_CLOSED, getgeneratorstate
 from pathlib import Path
 from types import TracebackType
@@ -322,15 +323,13 @@ def _reading(options: ReaderOptions, *, batched: bool) -> Reading:
     processes = options.reader_pool_type == "process" and transform is not None
     # More processes than processors would only cost memory and time to start.
     workers = min(options.workers_count, len(os.sched_getaffinity(0))) if processes else options.workers_count
-    return Reading(
+    return replace(
+        own,
         shuffle=options.shuffle_row_groups or options.shuffle_rows,
+        shuffle_row_groups=options.shuffle_row_groups,
         seed=next((seed for seed in (options.seed, options.shard_seed) if seed is not None), own.seed),
-        lanes=own.lanes,
-        window=own.window,
         workers=0 if options.reader_pool_type == "dummy" else workers,
         processes=processes,
-        ahead=own.ahead,
-        timeout=own.timeout,
         transform=transform,
         fields=asked,
     )

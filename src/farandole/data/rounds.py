@@ -19,12 +19,15 @@ from farandole.data.order import EpochOrder, Extent
 from farandole.data.plans import GlobalPlan
 from farandole.data.pool import Pending, attempt
 from farandole.data.row_groups import RowGroup, Source, contents_of
-from farandole.data.values import LooseRows, Values, ValuesOrLoose, gather_rows, own_rows
+from farandole.data.values import LooseRows, Values, ValuesOrLoose, cut_down, gather_rows, own_rows
 from farandole.errors import DataError, SourceError
 
 __all__ = ["Columns", "Piece", "Reader", "Transform", "read_ahead", "read_rounds"]
 
 T = TypeVar("T")
+
+# Pieces from which on the rows of a round are copied piece by piece. At once is faster, and takes twice the memory.
+_PIECES = 16
 
 Columns: TypeAlias = dict[str, Values]
 Piece: TypeAlias = dict[str, ValuesOrLoose]  # of a batch; `LooseRows` are copied to the batch
@@ -108,9 +111,11 @@ def read_rounds(
     most_ahead: int,
     hungry: Callable[[], bool],
     timeout: float,
+    most_rows: int,
 ) -> Iterator[Piece]:
     """Yield the rank's rows of each round from `plan.start` on, in the epoch's order, in one or several pieces.
 
+    If a round's shuffled rows are many more than `most_rows`, they are copied to pieces of so many.
     `read` starts to read a row group, and `wait` is that of `ReadPool`. The row groups of `ahead` rounds are started
     before they are needed. After the first round, which must not wait for later ones, up to `most_ahead` rounds are
     started while `hungry()` is true. A lane drops a row group when its last row there has been yielded. Raises
@@ -130,7 +135,14 @@ def read_rounds(
             begun += 1
         number, windows = waiting.popleft()
         come = partial(_come, wait, timeout, time.monotonic() + timeout)
-        yield from _assemble(order, plan, rank, number, windows, come, scratch)
+        rows = _rows_in_pool(order, plan, rank, number, windows)
+        asked = [piece for window in windows for piece in window.pieces]
+        del windows
+        if isinstance(rows, slice):
+            yield from _sliced(asked, rows, come)
+        else:
+            yield from _gathered(asked, rows, come, scratch, most_rows)
+        del asked
 
 
 def _start(
@@ -151,30 +163,40 @@ def _start(
     return _Window(lane, pieces)
 
 
-def _assemble(
-    order: EpochOrder,
-    plan: GlobalPlan,
-    rank: int,
-    number: int,
-    windows: list[_Window],
+def _sliced(
+    asked: Sequence[tuple[Extent, Pending[Piece]]], rows: slice, come: Callable[[Sequence[Pending[Piece]]], None]
+) -> Iterator[Piece]:
+    """Yield slices of row groups: no rows are copied, and each row group is awaited only when its rows are due."""
+    for extent, pending in _within(asked, rows):
+        come([pending])
+        columns = pending.result()
+        yield {name: _own(values[extent.first : extent.last]) for name, values in columns.items()}
+
+
+def _gathered(
+    asked: Sequence[tuple[Extent, Pending[Piece]]],
+    rows: NDArray[np.int64],
     come: Callable[[Sequence[Pending[Piece]]], None],
     scratch: dict[str, NDArray[Any]],
+    most_rows: int,
 ) -> Iterator[Piece]:
-    rows = _rows_in_pool(order, plan, rank, number, windows)
-    asked = [piece for window in windows for piece in window.pieces]
-    if isinstance(rows, slice):
-        # Slices of row groups: no rows are copied, and each row group is awaited only when its rows are due.
-        for extent, pending in _within(asked, rows):
-            come([pending])
-            columns = pending.result()
-            yield {name: _own(values[extent.first : extent.last]) for name, values in columns.items()}
-        return
+    """Yield copies of these rows, all at once, or `most_rows` at a time if they are many more."""
     # One waiting for all row groups: waking after each would take Python's lock from the threads that decode.
     come([pending for _, pending in asked])
-    if pieces := [(extent, pending.result()) for extent, pending in asked]:
+    if not asked:
+        return
+    pieces = [(extent, pending.result()) for extent, pending in asked]
+    parts = {name: [columns[name][each.first : each.last] for each, columns in pieces] for name in pieces[0][1]}
+    if len(rows) <= _PIECES * most_rows:
+        yield {name: gather_rows(values, rows, scratch, name) for name, values in parts.items()}
+        return
+    for first in range(0, len(rows), most_rows):
+        some = rows[first : first + most_rows]
+        standing = np.argsort(some)
+        places = np.empty_like(standing)
+        places[standing] = np.arange(len(some))
         yield {
-            name: gather_rows([columns[name][each.first : each.last] for each, columns in pieces], rows, scratch, name)
-            for name in pieces[0][1]
+            name: gather_rows(cut_down(values, some[standing]), places, scratch, name) for name, values in parts.items()
         }
 
 

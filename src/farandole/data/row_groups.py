@@ -28,6 +28,7 @@ __all__ = [
     "identity_of",
     "in_flight",
     "least_window",
+    "mixes",
     "recheck",
     "rows_in",
 ]
@@ -151,6 +152,11 @@ def least_window(source: Source) -> int:
     Sources whose rows need little shuffling within lanes have this property."""
     found: int = getattr(source, "least_window", _LEAST_WINDOW)
     return found
+
+
+def mixes(source: Source) -> bool:
+    """Return whether rounds are made larger to mix the rows of many row groups."""
+    return least_window(source) >= _LEAST_WINDOW
 
 
 def identity_of(source: Source, row_group: RowGroup) -> str:

@@ -14,9 +14,9 @@ NO_VERSION = -1
 class State:
     """Position of all ranks together in an epoch: the first `visited` rows of its order have been visited.
 
-    In a `FeedLoader`'s state, `visited` counts steps. `seed`, `lanes` and `window` define the order; `seed` is -1 if
-    nothing is shuffled. `fingerprint` identifies the row groups by their sizes. `version` is the version of a table or
-    the id of its snapshot, -1 for data without versions.
+    In a `FeedLoader`'s state, `visited` counts steps. `seed`, `lanes`, `window` and `permuted` define the order; `seed`
+    is -1 if nothing is shuffled, `permuted` is 0 if row groups keep their order. `fingerprint` identifies the row
+    groups by their sizes. `version` is the version of a table or the id of its snapshot, -1 for data without versions.
     """
 
     epoch: int
@@ -26,6 +26,7 @@ class State:
     window: int
     fingerprint: int
     version: int = NO_VERSION
+    permuted: int = 1
 
     def as_dict(self) -> dict[str, int]:
         """Return the state as a dictionary, for a checkpoint."""
@@ -35,6 +36,6 @@ class State:
     def of(cls, found: Mapping[str, int]) -> Self:
         """Return the state in a result of `as_dict`; raises `ValueError` for another dictionary."""
         names = {each.name for each in fields(cls)}
-        if set(found) | {"version"} != names or not all(isinstance(value, int) for value in found.values()):
+        if set(found) | {"version", "permuted"} != names or not all(isinstance(value, int) for value in found.values()):
             raise ValueError(f"a loader's state holds the integers {', '.join(sorted(names))}, got {dict(found)}")
         return cls(**found)

@@ -21,6 +21,7 @@ __all__ = [
     "ValuesOrLoose",
     "cells_of",
     "check_exact",
+    "cut_down",
     "empty_aligned",
     "gather_rows",
     "join_values",
@@ -31,6 +32,7 @@ __all__ = [
 ALIGNMENT = 64  # bytes
 _EXACT = 2**53  # float64 holds every integer up to here
 LARGE_ROW = 16 << 10  # bytes from which copying a row takes longer than finding it
+_VIEWED_ROW = 1 << 10  # bytes from which copying a row twice takes longer than making an array of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,26 @@ def _alike(parts: Sequence[ValuesOrLoose]) -> Sequence[ValuesOrLoose]:
         Ragged(part.reshape(-1), np.arange(len(part) + 1) * part.shape[1]) if isinstance(part, np.ndarray) else part
         for part in parts
     ]
+
+
+def cut_down(parts: Sequence[ValuesOrLoose], rows: NDArray[np.int64]) -> Sequence[ValuesOrLoose]:
+    """Return the parts without all but these rows, which are numbered as for `gather_rows` and ascend."""
+    ends = np.cumsum([len(part) for part in parts])
+    cuts = np.searchsorted(rows, ends)
+    made, first, start = [], 0, 0
+    for part, last, end in zip(parts, cuts.tolist(), ends.tolist(), strict=True):
+        if first < last:
+            made.append(_picked(part, rows[first:last] - start))
+        first, start = last, end
+    return made
+
+
+def _picked(part: ValuesOrLoose, rows: NDArray[np.int64]) -> ValuesOrLoose:
+    if isinstance(part, np.ndarray) and part.nbytes >= _VIEWED_ROW * len(part):
+        return LooseRows([part[row : row + 1] for row in rows.tolist()])
+    return (
+        LooseRows([part.single[row] for row in rows.tolist()]) if isinstance(part, LooseRows) else pick_rows(part, rows)
+    )
 
 
 def _arrays_of(part: ValuesOrLoose) -> Sequence[NDArray[Any]]:

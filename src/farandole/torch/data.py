@@ -63,8 +63,9 @@ class BatchedDataLoader:
 
     Each iteration is a pass over all epochs of the reader from the first row, even if the last one was left early; it
     ends that one.
-    `transform_fn` makes a tensor of a column's array. Rows come in the reader's order, which is shuffled already:
-    `shuffling_queue_capacity` has no effect. Leaving a `with` block stops the reader."""
+    `transform_fn` makes a tensor of a column's array. Rows come in the reader's order, which shuffles at least
+    `shuffling_queue_capacity` rows together; with `shuffle_row_groups=False` these are consecutive rows. Leaving a
+    `with` block stops the reader."""
 
     def __init__(
         self,
@@ -77,6 +78,8 @@ class BatchedDataLoader:
             raise ConfigError("batch_size", f"must be >= 1, got {batch_size}")
         if shuffling_queue_capacity < 0:
             raise ConfigError("shuffling_queue_capacity", f"must be >= 0, got {shuffling_queue_capacity}")
+        if shuffling_queue_capacity:
+            reader.loader.shuffle_within(shuffling_queue_capacity)
         self.reader, self.batch_size, self._transform = reader, batch_size, transform_fn
 
     def __iter__(self) -> Iterator[Any]:
