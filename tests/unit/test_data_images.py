@@ -54,9 +54,7 @@ def test_12_bits_are_scaled_to_their_own_range() -> None:
 def test_numbers_of_unknown_range_are_refused_with_the_file(tmp_path: Path, mode: str) -> None:
     (tmp_path / "a").mkdir()
     Image.fromarray(RAMP.astype("i4" if mode == "I" else "f4")).save(tmp_path / "a" / "x.tif")
-    with pytest.raises(
-        DataError, match=rf"a/x\.tif: cannot be decoded: .*known range .*{mode}\); scale them to 8"
-    ):
+    with pytest.raises(DataError, match=rf"a/x\.tif: cannot be decoded: .*known range .*{mode}\); scale them to 8"):
         files(str(tmp_path))
 
 
