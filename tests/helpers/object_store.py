@@ -33,7 +33,7 @@ class Request:
 
 
 # Function that returns the fault of a request: a status, "reset", "cut" (half of the body), "expired", "trickle" (only
-# the first line, byte by byte), "no mark" (no ETag), or None for an answer.
+# the first line, byte by byte), or None for an answer.
 Fault = Callable[[Request], int | str | None]
 
 
@@ -255,7 +255,7 @@ class Handler(BaseHTTPRequestHandler):
             elif listing:
                 self.send(200, {"Content-Type": "application/xml"}, self.objects.listing(key.rstrip("/"), query))
             else:
-                self._give(method, key, cut=fault == "cut", mark=fault != "no mark")
+                self._give(method, key, cut=fault == "cut")
 
     def _trickle(self) -> None:
         self.close_connection = True
@@ -264,12 +264,12 @@ class Handler(BaseHTTPRequestHandler):
                 self.connection.sendall(bytes([byte]))
                 time.sleep(0.02)
 
-    def _give(self, method: str, key: str, *, cut: bool, mark: bool) -> None:
+    def _give(self, method: str, key: str, *, cut: bool) -> None:
         body = self.objects.objects.get(key)
         if body is None:
             return self.send(404, {}, b"")
         own = mark_of(body)
-        headers = {"ETag": own} if mark else {}
+        headers = {"ETag": own}
         headers |= {"Last-Modified": _DATE, "Accept-Ranges": "bytes"}
         if self.headers.get("If-Match", own) != own:
             return self.send(412, headers, b"")

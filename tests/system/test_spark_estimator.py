@@ -156,10 +156,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(spark: SparkSession, store: File
     data = points(spark, 40)
     logged = {"straight": Logged(), "resumed": Logged()}
 
-    def fit(run_id: str, epochs: int) -> TorchModel:
+    def fit(run_id: str, epochs: int, seed: int = 9) -> TorchModel:
         model = with_dropout()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        settings = {"store": store, "run_id": run_id, "epochs": epochs, "batch_size": 4, "random_seed": 9}
+        settings = {"store": store, "run_id": run_id, "epochs": epochs, "batch_size": 4, "random_seed": seed}
         settings["loggers"] = [logged[run_id]]
         return estimator(model, optimizer=optimizer, validation=0.2, **settings).fit(data)
 
@@ -186,7 +186,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(spark: SparkSession, store: File
     assert last_job(spark)["jobId"] == before, "all epochs were finished: there is nothing to run"
     assert again.history == resumed.history
     with pytest.raises(ConfigError, match="random_seed: is 8, but resumed was started with 9"):
-        estimator(line(), store=store, run_id="resumed", random_seed=8).fit(data)
+        fit("resumed", 3, seed=8)
+    with pytest.raises(ConfigError, match=r"run_id: the checkpoint of 'resumed' in .* is of another model"):
+        estimator(line(), store=store, run_id="resumed", random_seed=9).fit(data)
 
     store.write(store.get_checkpoint_path("resumed"), dataclasses.replace(saved, kind="keras").dump())
     with pytest.raises(ConfigError, match="run_id: 'resumed' is a run of a keras estimator; choose another name"):

@@ -19,7 +19,8 @@ READERS = {
     "launch/doctor/pairs.py": "differences between the clocks of hosts",
     "launch/output.py": "times of lines, for people",
     "spark/estimator.py": "the name of a run",
-    "spark/store.py": "the age of files that a killed writer has left",
+    "spark/run_lock.py": "the start of a run, for people",
+    "spark/whole_files.py": "the age of files that a killed writer has left",
     "spark/trainers/model_fn/writers.py": "names of event files",
 }
 

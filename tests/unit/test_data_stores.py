@@ -172,7 +172,7 @@ def test_an_answer_without_a_needed_header_is_told(folder: Path, kind: str, hidd
     with store_of(folder, kind) as (store, open_it):
         source = open_it()
         store.hidden = (hidden,)
-        told = rf"part-003.parquet: cannot be (read|looked at): the answer.* header {hidden}"
+        told = rf"part-003.parquet: cannot be (read|looked at): the answer has no (?i:{hidden})"
         with pytest.raises(SourceError, match=told):
             source.read(source.row_groups[3], ["row"])
 
@@ -185,14 +185,6 @@ def test_an_object_that_is_closed_to_us_is_no_raw_error(folder: Path, kind: str)
         with pytest.raises(SourceError, match=r"part-003.parquet: cannot be (read|looked at): .*403") as told:
             source.read(source.row_groups[3], ["row"])
         assert "secretsecret" not in str(told.value)
-
-
-def test_an_answer_without_a_mark_is_named(folder: Path) -> None:
-    with ObjectStore.serving(folder) as store:
-        source = ParquetSource("s3://bucket/data", store.options)
-        store.fault = lambda request: "no mark"
-        with pytest.raises(SourceError, match=r"part-000.parquet: cannot be .*: the answer has no (?i:etag)"):
-            source.read(source.row_groups[0], ["row"])
 
 
 @pytest.mark.parametrize("kind", ["s3", "http"])

@@ -18,7 +18,8 @@ from farandole.spark.dataset_converter import WrittenRows
 def frame(parquet: Callable[[str], None]) -> Any:
     writer: Any = SimpleNamespace(parquet=parquet)
     writer.option = lambda name, value: writer
-    return SimpleNamespace(write=writer)
+    conf = SimpleNamespace(get=lambda name, default: default, set=lambda name, value: None, unset=lambda name: None)
+    return SimpleNamespace(write=writer, sparkSession=SimpleNamespace(conf=conf))
 
 
 def full(url: str) -> None:
