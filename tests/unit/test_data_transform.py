@@ -22,7 +22,7 @@ from farandole.errors import DataError
 
 DAY = datetime.date(2021, 3, 1)
 TYPED = {
-    "f2": pa.array([1, 2], pa.float16()),
+    "f2": pa.array(np.array([1, 2], np.float16)),
     "f4": pa.array([1, None], pa.float32()),
     "i1": pa.array([1, 2], pa.int8()),
     "i4": pa.array([1, 2], pa.int32()),
