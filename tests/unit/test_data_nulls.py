@@ -134,6 +134,7 @@ def test_what_stands_for_nulls_must_fit(tmp_path: Path) -> None:
 
 
 def test_a_transform_of_frames_fills_nulls_as_in_pandas(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
     table = {"age": [1, None, 3], "city": ["a", None, "b"], "tags": [[1.0], None, [2.0, 3.0]]}
     pq.write_table(pa.table(table), tmp_path / "rows.parquet")
 
