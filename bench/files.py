@@ -27,7 +27,7 @@ from PIL import Image
 from race import race, record, spread
 
 from farandole.data import Loader, Reading, files
-from farandole.data.images import decode_image
+from farandole.data.formats.images import decode_image
 from farandole.torch.data import TensorLoader
 
 try:

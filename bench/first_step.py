@@ -26,9 +26,9 @@ from race import Race, race, record, spread
 from store import Store
 
 from farandole.data import Loader, ParquetSource
-from farandole.data.ranges import Span
-from farandole.data.row_groups import File
-from farandole.data.s3_client import S3Client
+from farandole.data.formats.row_groups import File
+from farandole.data.stores.ranges import Span
+from farandole.data.stores.s3_client import S3Client
 
 FILES, WIDTH, BATCH = 128, 256, 256
 URL = "s3://bucket/data"

@@ -33,11 +33,11 @@ from race import Race, race, record
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
 from farandole.errors import RendezvousError
-from farandole.handshake import FRAME_LENGTH, Steps, handshake_steps, new_secret, split_address
 from farandole.launch.backend import Host
 from farandole.launch.backends.ssh import Ssh, SshBackend
-from farandole.meeting import Caller, read_answer
-from farandole.rendezvous_server import REQUEST, RendezvousServer
+from farandole.meeting.handshake import FRAME_LENGTH, Steps, handshake_steps, new_secret, split_address
+from farandole.meeting.rounds import Caller, read_answer
+from farandole.meeting.server import REQUEST, RendezvousServer
 from helpers.ssh_hosts import key, net_of, problem, serve, wait_for_server, write_client_config
 
 PROGRAM = """

@@ -20,8 +20,8 @@ from feed import make_frame, session
 from pyspark.sql import DataFrame, SparkSession
 from race import Race, race, record
 
-from farandole.spark.store import Store
-from farandole.spark.torch import TorchEstimator, TorchModel
+from farandole.estimators.store import Store
+from farandole.estimators.torch import TorchEstimator, TorchModel
 
 DETOUR = "parquet, then fit"
 FULL = 1_000_000

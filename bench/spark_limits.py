@@ -23,9 +23,9 @@ from pyspark.sql import SparkSession
 from race import Race, race, record
 
 from farandole.errors import RankFailed, SlotsError
+from farandole.estimators.store import Store
+from farandole.estimators.torch import TorchEstimator
 from farandole.spark import HorovodRunner, run
-from farandole.spark.store import Store
-from farandole.spark.torch import TorchEstimator
 
 RANKS = 2
 MARK = "SPARK_LIMITS_MARK"

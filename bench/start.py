@@ -20,8 +20,8 @@ from race import race, record, spread
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
-from farandole.handshake import new_secret
-from farandole.rendezvous_server import RendezvousServer
+from farandole.meeting.handshake import new_secret
+from farandole.meeting.server import RendezvousServer
 from helpers.ssh_hosts import Hosts, net_of, problem, serving_hosts
 
 PROGRAM = """

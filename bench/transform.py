@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import FloatType, StructField, StructType
 from race import Race, race, record
 
-from farandole.spark.torch import TorchModel
+from farandole.estimators.torch import TorchModel
 
 BATCHED, BY_ROW = "predict_batch_udf", "row at a time"
 PARTITIONS = 8

@@ -124,8 +124,8 @@ def leak_police(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _end_reading_processes() -> None:
     """End the processes that wait for another loader; they may stay for a minute."""
-    if "farandole.data.process_pool" in sys.modules:
-        sys.modules["farandole.data.process_pool"].end_idle()
+    if "farandole.data.loading.process_pool" in sys.modules:
+        sys.modules["farandole.data.loading.process_pool"].end_idle()
 
 
 @pytest.fixture(scope="session")

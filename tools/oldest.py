@@ -40,11 +40,11 @@ ENVIRONMENTS = {
         extras=("autotune", "data", "prometheus", "spark", "tensorboard"),
         absent=("pyspark",),
         tests=(
-            "tests/unit/test_compat_util.py",
-            "tests/unit/test_core_*.py",
-            "tests/unit/test_data_*.py",
+            "tests/unit/compat/test_util.py",
+            "tests/unit/core",
+            "tests/unit/data",
             "tests/unit/test_imports.py",
-            "tests/unit/test_launch_pickling.py",
+            "tests/unit/launch/test_pickling.py",
             "tests/unit/test_surface.py",
             "tests/conformance/test_movement.py",
             "tests/conformance/test_objects.py",
@@ -58,7 +58,7 @@ ENVIRONMENTS = {
     "jax": Environment(
         extras=("data", "jax", "keras"),
         loose=("jaxlib", "ml-dtypes", "scipy"),
-        tests=("tests/conformance", "tests/ranks/test_jax.py", "tests/ranks/test_keras.py", "tests/unit/test_jax_*.py"),
+        tests=("tests/conformance", "tests/ranks/test_jax.py", "tests/ranks/test_keras.py", "tests/unit/jax"),
         arguments=OTHERS,
     ),
     "tensorflow": Environment(
@@ -68,18 +68,18 @@ ENVIRONMENTS = {
             "tests/ranks/test_compat_tensorflow.py",
             "tests/ranks/test_keras.py",
             "tests/ranks/test_tensorflow_*.py",
-            "tests/unit/test_tensorflow_*.py",
+            "tests/unit/tensorflow",
         ),
     ),
     "torch": Environment(
         extras=("data", "torch"),
-        tests=("tests/conformance", "tests/ranks/test_torch_*.py", "tests/unit/test_torch_*.py"),
+        tests=("tests/conformance", "tests/ranks/test_torch_*.py", "tests/unit/torch"),
         arguments=OTHERS,
     ),
     "spark": Environment(
         extras=("spark",),
         build=("pyspark",),
-        tests=("tests/unit/test_spark_*.py", "tests/system/test_spark_local.py"),
+        tests=("tests/unit/spark", "tests/unit/estimators", "tests/system/test_spark_local.py"),
         # PySpark 4.0 leaves sockets of finished jobs to the garbage collector.
         arguments=("-W", "ignore::ResourceWarning", "-W", "ignore::pytest.PytestUnraisableExceptionWarning"),
         large=True,  # 400 MB; each session takes ten seconds

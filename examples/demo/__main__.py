@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import farandole.torch as hvd
 from farandole.integrations.tensorboard import EventFile
 from farandole.spark import HorovodRunner
-from farandole.spark.progress import Progress
+from farandole.spark.driver.progress import Progress
 from farandole.spark.store import Store
 from farandole.spark.torch import TorchEstimator, TorchModel
 

@@ -13,7 +13,7 @@ namespace farandole {
 
 /// The functions and constants of an MPI library that the process has loaded, without its headers.
 ///
-/// Python chooses and loads the library (src/farandole/bootstrap/mpi_library.py), and starts and ends MPI by ctypes
+/// Python chooses and loads the library (src/farandole/meeting/launched/mpi_library.py), and starts and ends MPI by ctypes
 /// (mpi.py): the rendezvous may use MPI before an engine exists, even if another fabric carries the tensors, with the
 /// deadlines and messages of init(). This class gets only the dlopen() handle, because the engine's threads call MPI
 /// without the interpreter.

@@ -284,7 +284,7 @@ class JobEnvironment:
         if len(missing) == len(needed):
             return None
         if "FARANDOLE_RANK" in missing and env.get("JOB_COMPLETION_INDEX"):
-            return None  # an Indexed Job sets the others in all of its pods, see bootstrap/indexed_job.py
+            return None  # an Indexed Job sets the others in all of its pods, see meeting/launched/indexed_job.py
         if missing:
             raise ConfigError(missing[0], f"is not set, though {_others(needed, missing)} is; let a launcher set all")
         try:

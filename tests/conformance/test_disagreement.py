@@ -9,8 +9,8 @@ from farandole.core.context import Context
 from farandole.core.default import use
 from farandole.core.operations import kinds
 from farandole.errors import InvalidRequest, MismatchError, NotInitializedError
+from farandole.meeting.rendezvous import SoloRendezvous
 from farandole.numpy import Average, Max, Sum
-from farandole.rendezvous import SoloRendezvous
 from helpers.bindings import BINDINGS, FUNCTIONAL, SIZES, Binding
 from helpers.ranks import run_ranks
 from helpers.recurring import recurring

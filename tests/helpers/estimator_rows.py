@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from farandole.core.public import is_initialized, rank
-from farandole.spark.trainers.rows import HASH, VALIDATES, fed_as
+from farandole.estimators.trainers.rows import HASH, VALIDATES, fed_as
 
 __all__ = ["mine", "plain_step", "points", "settled_torch", "shard_of"]
 

@@ -8,7 +8,7 @@ from flytekit import current_context, task, workflow
 from flytekitplugins.spark import Spark
 
 import farandole.integrations.flyte  # noqa: F401  registers the transformer
-from farandole.spark.torch import TorchEstimator, TorchModel
+from farandole.estimators.torch import TorchEstimator, TorchModel
 
 __all__ = ["fitted_and_used", "rows", "runs_in_spark"]
 

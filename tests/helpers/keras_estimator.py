@@ -12,14 +12,14 @@ import pytest
 
 import farandole.keras as hvd
 from farandole.errors import ConfigError
-from farandole.spark.data_module import DataModule
-from farandole.spark.keras import KerasEstimator, KerasModel
-from farandole.spark.store import Store
-from farandole.spark.trainers.checkpoint import Checkpoint
-from farandole.spark.trainers.keras import KerasJob, KerasTrainer
-from farandole.spark.trainers.keras_model import Inputs, dump_model, dump_object, load_state, outputs_of
-from farandole.spark.trainers.rows import RowsWanted
-from farandole.spark.trainers.run import Run, RunPlan
+from farandole.estimators.data_module import DataModule
+from farandole.estimators.keras import KerasEstimator, KerasModel
+from farandole.estimators.store import Store
+from farandole.estimators.trainers.checkpoint import Checkpoint
+from farandole.estimators.trainers.keras.model import Inputs, dump_model, dump_object, load_state, outputs_of
+from farandole.estimators.trainers.keras.training import KerasJob, KerasTrainer
+from farandole.estimators.trainers.rows import RowsWanted
+from farandole.estimators.trainers.run import Run, RunPlan
 from helpers.estimator_rows import mine, points, shard_of
 from helpers.keras_library import is_keras_2, keras, log
 

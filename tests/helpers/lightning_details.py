@@ -9,7 +9,7 @@ from torch import nn
 
 import farandole.torch as hvd
 from farandole.errors import ConfigError
-from farandole.spark.store import Store
+from farandole.estimators.store import Store
 from helpers.estimator_rows import mine, points, shard_of
 from helpers.lightning_estimator import Net, job_of, trained, weights_in
 

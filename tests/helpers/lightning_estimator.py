@@ -16,15 +16,15 @@ from torchmetrics import MeanSquaredError
 
 import farandole.torch as hvd
 from farandole.errors import ConfigError
-from farandole.spark.store import Store
-from farandole.spark.trainers.checkpoint import Checkpoint
-from farandole.spark.trainers.lightning import LightningJob, LightningTrainer
-from farandole.spark.trainers.lightning_data import Tensors
-from farandole.spark.trainers.lightning_files import loaded, weights_of
-from farandole.spark.trainers.lightning_plain import Losses
-from farandole.spark.trainers.rows import RowsWanted
-from farandole.spark.trainers.run import Run, RunPlan
-from farandole.spark.trainers.torch_tensors import Inputs
+from farandole.estimators.store import Store
+from farandole.estimators.trainers.checkpoint import Checkpoint
+from farandole.estimators.trainers.lightning.data import Tensors
+from farandole.estimators.trainers.lightning.files import loaded, weights_of
+from farandole.estimators.trainers.lightning.plain import Losses
+from farandole.estimators.trainers.lightning.training import LightningJob, LightningTrainer
+from farandole.estimators.trainers.rows import RowsWanted
+from farandole.estimators.trainers.run import Run, RunPlan
+from farandole.estimators.trainers.torch.tensors import Inputs
 from helpers.estimator_rows import mine, points, shard_of
 
 RATE = 2.0**-5

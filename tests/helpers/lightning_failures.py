@@ -7,7 +7,7 @@ import lightning.pytorch as lightning
 
 import farandole.torch as hvd
 from farandole.errors import FarandoleError
-from farandole.spark.store import Store
+from farandole.estimators.store import Store
 from helpers.estimator_rows import mine, points, shard_of
 from helpers.lightning_estimator import Net, job_of, trained
 

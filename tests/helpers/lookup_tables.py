@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from farandole.errors import ConfigError
-from farandole.spark.tf_transformer import TFInputGraph
-from farandole.spark.trainers.tensorflow_graph import FrozenGraph
-from farandole.spark.trainers.tensorflow_predict import GraphPredictor
+from farandole.estimators.predictions.tensorflow import GraphPredictor
+from farandole.estimators.tf_transformer import TFInputGraph
+from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph
 
 v1 = tf.compat.v1
 CITIES = ["Köln", "Paris", "Rom"]

@@ -20,8 +20,8 @@ def fit(spark: SparkSession, folder: Path, run_id: str, *, hang: bool = False) -
     """Fit a model whose ranks write their steps below `folder`; with `hang` they wait in the third epoch."""
     import torch
 
-    from farandole.spark.store import Store
-    from farandole.spark.torch import TorchEstimator
+    from farandole.estimators.store import Store
+    from farandole.estimators.torch import TorchEstimator
 
     def loss(output: Any, label: Any) -> Any:
         import threading

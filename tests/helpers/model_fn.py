@@ -13,18 +13,18 @@ import tensorflow as tf
 
 import farandole.tensorflow as hvd
 from farandole.errors import ConfigError, DataError, SourceError
-from farandole.spark.store import Store
-from farandole.spark.tensorflow import HorovodEstimator
-from farandole.spark.tf_transformer import TFInputGraph
-from farandole.spark.trainers.keras_model import DumpedModel
-from farandole.spark.trainers.model_fn import loop
-from farandole.spark.trainers.model_fn.intact import choose_intact
-from farandole.spark.trainers.model_fn.job import ModelFnJob
-from farandole.spark.trainers.model_fn.loop import fit
-from farandole.spark.trainers.model_fn.writers import Writers
-from farandole.spark.trainers.rows import HASH, VALIDATES, RowsWanted, fed_as
-from farandole.spark.trainers.tensorflow_graph import FrozenGraph
-from farandole.spark.trainers.tensorflow_predict import GraphPredictor
+from farandole.estimators.predictions.tensorflow import GraphPredictor
+from farandole.estimators.store import Store
+from farandole.estimators.tensorflow import HorovodEstimator
+from farandole.estimators.tf_transformer import TFInputGraph
+from farandole.estimators.trainers.keras.model import DumpedModel
+from farandole.estimators.trainers.model_fn import loop
+from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph
+from farandole.estimators.trainers.model_fn.intact import choose_intact
+from farandole.estimators.trainers.model_fn.job import ModelFnJob
+from farandole.estimators.trainers.model_fn.loop import fit
+from farandole.estimators.trainers.model_fn.writers import Writers
+from farandole.estimators.trainers.rows import HASH, VALIDATES, RowsWanted, fed_as
 from farandole.tensorflow.estimator import EstimatorSpec, ModeKeys, export
 
 v1 = tf.compat.v1

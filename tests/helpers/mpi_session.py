@@ -16,13 +16,13 @@ from typing import TypeVar
 import pytest
 
 import helpers.ranks
-from farandole.bootstrap import find_rendezvous
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.default import use
-from farandole.handshake import new_secret
-from farandole.rendezvous import Rendezvous, TcpRendezvous
-from farandole.rendezvous_server import RendezvousServer
+from farandole.meeting.handshake import new_secret
+from farandole.meeting.launched import find_rendezvous
+from farandole.meeting.rendezvous import Rendezvous, TcpRendezvous
+from farandole.meeting.server import RendezvousServer
 from helpers.leaks import Snapshot
 from helpers.outcomes import Outcome, RanksFailed
 

@@ -17,8 +17,8 @@ from typing import IO, Self
 import cloudpickle
 
 from farandole.config import Config
-from farandole.handshake import Deadline, new_secret, recv_frame, send_frame
-from farandole.rendezvous import RendezvousServer
+from farandole.meeting.handshake import Deadline, new_secret, recv_frame, send_frame
+from farandole.meeting.rendezvous import RendezvousServer
 from farandole.topology import JobEnvironment
 from helpers.outcomes import Death, Outcome
 from helpers.programs import WarmProcess

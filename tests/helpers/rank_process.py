@@ -15,8 +15,8 @@ import cloudpickle
 
 from farandole.core.context import Context
 from farandole.core.default import use
-from farandole.handshake import Deadline, recv_frame, send_frame
-from farandole.rendezvous import from_environment
+from farandole.meeting.handshake import Deadline, recv_frame, send_frame
+from farandole.meeting.rendezvous import from_environment
 
 PR_SET_PDEATHSIG = 1
 LARGEST_TASK = 1 << 30

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.default import use
-from farandole.rendezvous import ThreadRendezvous
+from farandole.meeting.rendezvous import ThreadRendezvous
 from helpers.outcomes import Outcome, RanksFailed
 from helpers.processes import run_processes
 

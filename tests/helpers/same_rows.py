@@ -29,7 +29,7 @@ def rows() -> pd.DataFrame:
 def _torch() -> Any:
     import torch
 
-    from farandole.spark.torch import TorchEstimator
+    from farandole.estimators.torch import TorchEstimator
 
     torch.manual_seed(5)
     net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(4, 1))
@@ -40,7 +40,7 @@ def _torch() -> Any:
 def _keras() -> Any:
     import keras
 
-    from farandole.spark.keras import KerasEstimator
+    from farandole.estimators.keras import KerasEstimator
 
     keras.utils.set_random_seed(5)
     net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)])
@@ -51,7 +51,7 @@ def _lightning() -> Any:
     import lightning.pytorch as lightning
     import torch
 
-    from farandole.spark.lightning import LightningEstimator
+    from farandole.estimators.lightning import LightningEstimator
 
     # A class in a function is pickled by value; ranks cannot import this file.
     class Net(lightning.LightningModule):

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
-from farandole.handshake import new_secret
-from farandole.spark.driver_log import DriverLog
-from farandole.spark.exchange.access import KeeperPlan, Kept, local_name
-from farandole.spark.relay import Relay
+from farandole.meeting.handshake import new_secret
+from farandole.spark.driver.log import DriverLog
+from farandole.spark.driver.relay import Relay
+from farandole.spark.rows.exchange.access import KeeperPlan, Kept, local_name
 from helpers.strangers import crowd
 
 __all__ = ["death_of_keeper", "keepers", "lines_arrive", "rows_are_kept"]

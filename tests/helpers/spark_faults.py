@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from farandole.spark.barrier import run_barrier_job
-from farandole.spark.logs import send
+from farandole.spark.driver.messages import send
+from farandole.spark.jobs.barrier import run_barrier_job
 from helpers.marked import wait_until_gone
 from helpers.spark_session import rest
 
@@ -26,8 +26,8 @@ def fit_with_faults(spark: SparkSession, tmp_path: Path) -> None:
     """Fit without and with faults; check that weights are equal bit for bit, and that Spark shows three attempts."""
     import torch
 
-    from farandole.spark.store import Store
-    from farandole.spark.torch import TorchEstimator, TorchModel
+    from farandole.estimators.store import Store
+    from farandole.estimators.torch import TorchEstimator, TorchModel
 
     def fit(run_id: str, loss: Callable[..., Any]) -> TorchModel:
         torch.manual_seed(3)

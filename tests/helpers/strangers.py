@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from farandole.handshake import MAGIC, NONCE_BYTES, split_address
+from farandole.meeting.handshake import MAGIC, NONCE_BYTES, split_address
 
 __all__ = ["Crowd", "crowd"]
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from farandole.data import Source
-from farandole.data.file_systems import Files
+from farandole.data.formats.file_systems import Files
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.memory import InMemoryCatalog

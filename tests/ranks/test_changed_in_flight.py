@@ -13,7 +13,7 @@ import pytest
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.operations.kinds import ALLREDUCE
-from farandole.rendezvous import from_environment
+from farandole.meeting.rendezvous import from_environment
 from helpers.ranks import run_ranks
 from helpers.recurring import recurring
 

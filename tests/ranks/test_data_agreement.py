@@ -19,7 +19,7 @@ from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.monitoring.timeline import timeline_path
 from farandole.data import CachedSource, Loader, ParquetSource, Reading, Source, together
-from farandole.data.rounds import Columns
+from farandole.data.loading.rounds import Columns
 from farandole.errors import CacheError, ConfigError, DataError, SourceError
 from farandole.event_file import EventFile
 from farandole.integrations.reading import report_reading

@@ -28,7 +28,7 @@ from farandole.data import (
     ShardSource,
     SparseRows,
 )
-from farandole.data.rounds import Columns
+from farandole.data.loading.rounds import Columns
 from farandole.errors import ConfigError, DataError, FarandoleError, SourceError
 from helpers.datasets import write_rows
 from helpers.ranks import run_ranks

@@ -13,7 +13,7 @@ import farandole.numpy as hvd
 from farandole.core import default
 from farandole.core.context import Context
 from farandole.errors import ConfigError, EngineClosed, NotInitializedError
-from farandole.rendezvous import SoloRendezvous
+from farandole.meeting.rendezvous import SoloRendezvous
 from helpers.ranks import run_ranks
 from helpers.recurring import recurring
 

@@ -19,7 +19,7 @@ from farandole.core.wiring import connect as connecting
 from farandole.core.wiring import peers
 from farandole.core.wiring.peers import Arrivals
 from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RendezvousError
-from farandole.rendezvous import Rendezvous, ThreadRendezvous, from_environment
+from farandole.meeting.rendezvous import Rendezvous, ThreadRendezvous, from_environment
 from helpers.ranks import run_ranks
 from helpers.recurring import recurring
 

@@ -6,7 +6,7 @@ import pytest
 
 from farandole.core.context import Context
 from farandole.core.default import use
-from farandole.rendezvous import SoloRendezvous
+from farandole.meeting.rendezvous import SoloRendezvous
 from helpers.installed import require
 from helpers.keras_ranks import run_checks
 from helpers.ranks import run_ranks

@@ -41,7 +41,7 @@ def rows(count: int = 40) -> pd.DataFrame:
 def estimator(**more: Any) -> Any:
     import torch
 
-    from farandole.spark.torch import TorchEstimator
+    from farandole.estimators.torch import TorchEstimator
 
     torch.manual_seed(5)
     model = torch.nn.Linear(3, 1)
@@ -125,7 +125,7 @@ def test_a_job_of_spark_says_that_java_is_missing(monkeypatch: pytest.MonkeyPatc
 def test_nothing_of_spark_is_ignored() -> None:
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
-    from farandole.spark.backend import SparkBackend
+    from farandole.estimators.backend import SparkBackend
 
     profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1)).build
     backend = SparkBackend(num_proc=2, ranks_per_task=2)
@@ -137,7 +137,7 @@ def test_nothing_of_spark_is_ignored() -> None:
 
 
 def test_rows_of_a_flyte_directory_are_read_where_they_lie(tmp_path: Path) -> None:
-    from farandole.spark.local_rows import as_files, as_frame, is_local
+    from farandole.estimators.local_rows import as_files, as_frame, is_local
 
     class Remote(os.PathLike[str]):
         remote_source = str(tmp_path / "there")
@@ -153,7 +153,7 @@ def test_rows_of_a_flyte_directory_are_read_where_they_lie(tmp_path: Path) -> No
 
 
 def test_ranks_run_again_and_no_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from farandole.spark.store import Store
+    from farandole.estimators.store import Store
 
     died, scratch = tmp_path / "died", tmp_path / "scratch"
     scratch.mkdir()
@@ -203,9 +203,9 @@ def test_a_run_of_another_model_or_fit_is_refused_before_ranks_start(
 ) -> None:
     import torch
 
-    from farandole.spark import estimator as base
-    from farandole.spark.run_lock import RunLock
-    from farandole.spark.store import Store
+    from farandole.estimators import estimator as base
+    from farandole.estimators.run_lock import RunLock
+    from farandole.estimators.store import Store
 
     store = Store.create(str(tmp_path))
     estimator(num_proc=1, store=store, run_id="one", epochs=1).fit(rows())

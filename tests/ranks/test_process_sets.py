@@ -25,8 +25,8 @@ from farandole.core.operations.request import Request
 from farandole.core.process_sets import agreement as sets
 from farandole.core.wiring import connect as connecting
 from farandole.errors import CollectiveTimeout, ConfigError, EngineClosed, InvalidRequest, PeerLost, RendezvousError
+from farandole.meeting.rendezvous import from_environment
 from farandole.numpy import Sum
-from farandole.rendezvous import from_environment
 from farandole.timeline.files import timeline_path
 from helpers.ranks import run_ranks
 

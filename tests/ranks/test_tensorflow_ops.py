@@ -14,7 +14,7 @@ import pytest
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.errors import NotInitializedError
-from farandole.rendezvous import SoloRendezvous
+from farandole.meeting.rendezvous import SoloRendezvous
 from helpers.ranks import run_ranks
 
 tf = pytest.importorskip("tensorflow")

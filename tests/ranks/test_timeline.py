@@ -29,7 +29,7 @@ from farandole.core.monitoring.timeline import BUSY_BYTES, BUSY_SECONDS, QUIET_S
 from farandole.core.monitoring.trace_file import TraceFile
 from farandole.errors import ConfigError, EngineClosed, HorovodInternalError, RendezvousError
 from farandole.launch.cli import main
-from farandole.rendezvous import SoloRendezvous
+from farandole.meeting.rendezvous import SoloRendezvous
 from farandole.timeline.files import timeline_path
 from farandole.timeline.reading import read_traces
 from helpers.ranks import run_ranks

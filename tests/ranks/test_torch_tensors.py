@@ -15,7 +15,7 @@ from farandole.core.operations import kinds
 from farandole.core.operations.reduction import Reduction
 from farandole.core.operations.request import Request
 from farandole.errors import InvalidRequest
-from farandole.rendezvous import SoloRendezvous
+from farandole.meeting.rendezvous import SoloRendezvous
 from helpers.ranks import run_ranks
 
 REFUSED = {

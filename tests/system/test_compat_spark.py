@@ -129,7 +129,7 @@ def test_estimators_and_stores(spark: SparkSession) -> None:
     from horovod.spark.common.store import LocalStore, Store
     from horovod.spark.torch import TorchEstimator
 
-    import farandole.spark.torch
+    import farandole.estimators.torch
 
     assert TorchEstimator is farandole.spark.torch.TorchEstimator
     assert isinstance(Store.create("/tmp"), LocalStore)

@@ -18,7 +18,7 @@ from farandole.core import default
 from farandole.core.context import Context
 from farandole.core.operations.kinds import ALLREDUCE
 from farandole.errors import InvalidRequest, PeerLost
-from farandole.rendezvous import SoloRendezvous, from_environment
+from farandole.meeting.rendezvous import SoloRendezvous, from_environment
 from helpers.ranks import run_ranks
 from helpers.recurring import recurring
 

@@ -14,7 +14,7 @@ from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.operations.kinds import ALLREDUCE, BARRIER
 from farandole.errors import PeerLost, RendezvousError
-from farandole.rendezvous import from_environment
+from farandole.meeting.rendezvous import from_environment
 from farandole.topology import interface_address
 from helpers.collectives import check_collectives
 from helpers.hosts import SECOND_DEVICE, cut_off, run_on_hosts

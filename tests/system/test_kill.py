@@ -26,7 +26,7 @@ from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.operations.kinds import ALLGATHER, ALLREDUCE, ALLTOALL, BARRIER, BROADCAST, REDUCESCATTER
 from farandole.errors import PeerLost, RendezvousError
-from farandole.rendezvous import from_environment
+from farandole.meeting.rendezvous import from_environment
 from helpers.leaks import Snapshot
 from helpers.outcomes import Death
 from helpers.ranks import run_ranks

@@ -19,7 +19,7 @@ from farandole.core.context import Context
 from farandole.core.default import use
 from farandole.core.wiring import start
 from farandole.errors import PeerLost
-from farandole.rendezvous import from_environment
+from farandole.meeting.rendezvous import from_environment
 from helpers.hosts import run_on_hosts
 from helpers.stand_in_cuda import built, load
 

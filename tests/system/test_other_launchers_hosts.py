@@ -73,7 +73,7 @@ def test_open_mpi_on_two_hosts(hosts: Hosts, fabric: str, ranks: int) -> None:
 # Each host has kernel files of its own.
 CHOOSE = """
 import os, pathlib
-from farandole.bootstrap import interconnects
+from farandole.meeting.launched import interconnects
 interconnects.ROOT = pathlib.Path({folder!r}, str(int(os.environ["OMPI_COMM_WORLD_RANK"]) // 2))
 """
 SETS = """

@@ -19,9 +19,9 @@ from spark_archive import java_options
 
 from farandole.errors import RankFailed, SlotsError
 from farandole.spark import HorovodRunner, run
-from farandole.spark.barrier import run_barrier_job
-from farandole.spark.child import shard
-from farandole.spark.logs import send
+from farandole.spark.driver.messages import send
+from farandole.spark.jobs.barrier import run_barrier_job
+from farandole.spark.jobs.child import shard
 from helpers.lost_driver import fit, kill_driver
 from helpers.marked import wait_until_gone
 from helpers.spark_faults import dying_in_an_allreduce, fit_with_faults

@@ -20,8 +20,9 @@ from pyspark.sql import SparkSession
 
 from farandole.data import FeedLoader, ShardSource
 from farandole.errors import ConfigError, RankFailed, SlotsError
-from farandole.spark import HorovodRunner, connect, log_to_driver, run
-from farandole.spark.folders import CHUNK, folder_of
+from farandole.estimators.folders import CHUNK, folder_of
+from farandole.spark import HorovodRunner, log_to_driver, run
+from farandole.spark.jobs import connect
 from helpers.marked import wait_until_gone
 from helpers.spark_faults import interrupt_job, restart_after_a_kill
 from helpers.spark_servers import connect_server
@@ -130,7 +131,7 @@ def test_an_estimator_fits_and_its_model_transforms(spark: SparkSession) -> None
     import torch
     from torch.nn.functional import mse_loss
 
-    from farandole.spark.torch import TorchEstimator
+    from farandole.estimators.torch import TorchEstimator
 
     model = torch.nn.Linear(2, 1)
     rows = [([float(i % 7), float(i % 3)], i % 7 + 2.0 * (i % 3)) for i in range(42)]
@@ -151,7 +152,7 @@ def test_estimators_models_and_pipelines_are_saved_and_loaded(spark: SparkSessio
     import torch
     from pyspark.ml import PipelineModel
 
-    from farandole.spark.torch import TorchEstimator, TorchModel
+    from farandole.estimators.torch import TorchEstimator, TorchModel
 
     net = torch.nn.Sequential(torch.nn.Linear(1, 900), torch.nn.Linear(900, 900), torch.nn.Linear(900, 1))  # 3 MiB
     model = TorchModel(model=net, feature_columns=["x"], label_columns=["y"], outputs=[("float32", [1])])

@@ -26,7 +26,7 @@ from farandole.compat import petastorm
 from farandole.data import ParquetSource, make_batch_reader
 from farandole.errors import ConfigError, DataError, NotInitializedError, PicklingError
 from farandole.spark import HorovodRunner, run
-from farandole.spark.converter import CACHE_SETTINGS, SparkDatasetConverter, make_spark_converter
+from farandole.spark.rows.converter import CACHE_SETTINGS, SparkDatasetConverter, make_spark_converter
 from helpers.by_value import sent_by_value
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

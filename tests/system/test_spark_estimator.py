@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,11 +31,11 @@ from pyspark.sql.functions import col
 from torch import Tensor, nn
 
 from farandole.errors import ConfigError, DataError, RankFailed, SlotsError
-from farandole.spark.folders import ConnectFolder
-from farandole.spark.functions import argmax, sigmoid, softmax
-from farandole.spark.store import FilesystemStore, Store
-from farandole.spark.torch import TorchEstimator, TorchModel
-from farandole.spark.trainers.checkpoint import Checkpoint
+from farandole.estimators.folders import ConnectFolder
+from farandole.estimators.functions import argmax, sigmoid, softmax
+from farandole.estimators.store import FilesystemStore, Store
+from farandole.estimators.torch import TorchEstimator, TorchModel
+from farandole.estimators.trainers.checkpoint import Checkpoint
 from helpers.programs import run, warm_spark
 from helpers.spark_session import last_job
 
@@ -195,6 +196,15 @@ def test_a_resumed_run_is_the_uninterrupted_one(spark: SparkSession, store: File
         fit("resumed", 4)
 
 
+def test_a_model_that_names_a_module_of_before_loads(spark: SparkSession, tmp_path: Path) -> None:
+    with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "saved" / "torch_model.zip") as files:
+        files.extractall(tmp_path / "model")
+    model = TorchModel.load(str(tmp_path / "model"))
+    assert model.getModel().weight.shape == (1, 3)
+    with pytest.raises(ConfigError, match=r"holds a farandole\.spark\.torch\.TorchModel; load it with that class"):
+        TorchEstimator.load(str(tmp_path / "model"))
+
+
 @pytest.mark.usefixtures("frameworks")  # TensorBoard imports TensorFlow if it is there
 def test_what_a_run_leaves_in_its_store(spark: SparkSession, store: FilesystemStore) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -293,7 +303,7 @@ LOAD_AND_TRANSFORM = """
 import sys
 from pyspark.ml import PipelineModel
 from helpers.spark_session import session
-from farandole.spark.torch import TorchModel
+from farandole.estimators.torch import TorchModel
 
 folder, data = sys.argv[1:]
 with session("local[1]") as spark:

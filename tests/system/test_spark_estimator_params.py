@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 import farandole
 from farandole.errors import ConfigError, DataError
-from farandole.spark.backend import Backend
-from farandole.spark.store import Store
-from farandole.spark.torch import TorchEstimator, TorchModel
+from farandole.estimators.backend import Backend
+from farandole.estimators.store import Store
+from farandole.estimators.torch import TorchEstimator, TorchModel
 from helpers.estimator_rows import plain_step
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -23,8 +23,8 @@ from pyspark.sql import functions as F
 from farandole.data import FeedLoader, FieldOptions, Loader, ParquetSource, Ragged, Reading, ShardSource, SparseRows
 from farandole.errors import ConfigError, DataError, RankFailed
 from farandole.spark import HorovodRunner, run
-from farandole.spark.exchange.batches import counted_by_rows
-from farandole.spark.exchange.shuffle import keys_of_partitions
+from farandole.spark.rows.exchange.batches import counted_by_rows
+from farandole.spark.rows.exchange.shuffle import keys_of_partitions
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from farandole.data import ShardSource
 from farandole.errors import CacheError, SourceError
 from farandole.spark import run
-from farandole.spark.barrier import run_barrier_job
+from farandole.spark.jobs.barrier import run_barrier_job
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -42,7 +42,7 @@ def keepers_below(folder: Path) -> list[int]:
     found = []
     for each in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
-            if b"farandole.spark.exchange.keeper" in (each / "cmdline").read_bytes():
+            if b"farandole.spark.rows.exchange.keeper" in (each / "cmdline").read_bytes():
                 files = [os.readlink(fd) for fd in (each / "fd").iterdir()]
                 if any(file.startswith(f"{folder}/") for file in files):
                     found.append(int(each.name))

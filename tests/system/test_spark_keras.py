@@ -14,7 +14,7 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from farandole.errors import ConfigError, DataError
-from farandole.spark.store import Store
+from farandole.estimators.store import Store
 
 pytestmark = [
     pytest.mark.usefixtures("horovod_with_keras"),

@@ -21,8 +21,8 @@ import torch
 from pyspark.sql import DataFrame, SparkSession
 from torch import Tensor, nn
 
-from farandole.spark.lightning import LightningEstimator, LightningModel
-from farandole.spark.store import FilesystemStore, Store
+from farandole.estimators.lightning import LightningEstimator, LightningModel
+from farandole.estimators.store import FilesystemStore, Store
 from helpers.spark_session import last_job
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -22,9 +22,9 @@ from pyspark.sql import SparkSession
 
 from farandole.errors import ConfigError, PicklingError, RankFailed, SlotsError
 from farandole.spark import HorovodRunner, JobCancelled, log_to_driver, run
-from farandole.spark.barrier import run_barrier_job
-from farandole.spark.child import shard
-from farandole.spark.logs import send
+from farandole.spark.driver.messages import send
+from farandole.spark.jobs.barrier import run_barrier_job
+from farandole.spark.jobs.child import shard
 from helpers.marked import processes_with, wait_until_gone
 from helpers.spark_faults import dying_in_an_allreduce, interrupt_job, restart_after_a_kill
 from helpers.spark_session import last_job, tasks_of

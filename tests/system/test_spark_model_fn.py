@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def test_tasks_may_run_several_ranks(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from farandole.spark import tensorflow
+    from farandole.estimators import tensorflow
 
     class Asked(Exception):
         pass

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from torch import Tensor
 
 from farandole.errors import RankFailed
-from farandole.spark.torch import TorchEstimator
+from farandole.estimators.torch import TorchEstimator
 from helpers.estimator_rows import settled_torch
 from helpers.spark_session import last_job, tasks_of
 

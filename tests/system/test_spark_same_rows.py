@@ -25,8 +25,8 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from farandole.spark.store import Store
-from farandole.spark.trainers.row_hash import hash_rows, partition_of
+from farandole.estimators.store import Store
+from farandole.estimators.trainers.row_hash import hash_rows, partition_of
 from helpers import programs
 from helpers.estimator_rows import settled_torch
 from helpers.same_rows import FORMS, make, result_of, rows

@@ -18,7 +18,7 @@ from spark_archive import java_options
 
 from farandole.errors import SlotsError
 from farandole.spark import HorovodRunner
-from farandole.spark.classic import ClassicApplication
+from farandole.spark.jobs.classic import ClassicApplication
 from helpers.spark_faults import fit_with_faults
 from helpers.spark_servers import standalone_cluster
 from helpers.spark_session import end_local_session, session

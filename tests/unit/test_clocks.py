@@ -13,15 +13,15 @@ WALL_CLOCK = re.compile(
 READERS = {
     "compat/output.py": "times of lines, for people",
     "event_file.py": "times of curves, for people",
-    "data/cache.py": "the age of files that an earlier job has left",
-    "data/s3_requests.py": "times in signatures, which the store compares with its own clock",
+    "data/formats/cache.py": "the age of files that an earlier job has left",
+    "data/stores/s3_requests.py": "times in signatures, which the store compares with its own clock",
     "integrations/mlflow.py": "times of points of curves, for people",
     "launch/doctor/pairs.py": "differences between the clocks of hosts",
     "launch/output.py": "times of lines, for people",
-    "spark/estimator.py": "the name of a run",
-    "spark/run_lock.py": "the start of a run, for people",
-    "spark/whole_files.py": "the age of files that a killed writer has left",
-    "spark/trainers/model_fn/writers.py": "names of event files",
+    "estimators/estimator.py": "the name of a run",
+    "estimators/run_lock.py": "the start of a run, for people",
+    "estimators/whole_files.py": "the age of files that a killed writer has left",
+    "estimators/trainers/model_fn/writers.py": "names of event files",
 }
 
 

@@ -22,23 +22,23 @@ SPARK = "py4j pyspark rich"
 # What is done, and what need not be loaded for it.
 STARTS = {
     "the launcher's worker": ("import farandole.launch.worker", f"{FRAMEWORKS} {DATA} {SPARK} numpy subprocess"),
-    "a task's rank": ("import farandole.spark.child", f"{FRAMEWORKS} {DATA} {SPARK} numpy subprocess"),
+    "a task's rank": ("import farandole.spark.jobs.child", f"{FRAMEWORKS} {DATA} {SPARK} numpy subprocess"),
     "a rank's messages": ("from farandole.spark import log_to_driver", f"{FRAMEWORKS} {DATA} {SPARK} numpy"),
     "operations": (
         "import farandole.numpy",
         f"{FRAMEWORKS} {DATA} {SPARK} farandole.data farandole.launch optuna statistics subprocess",
     ),
-    "a converter on a rank": ("import farandole.spark.dataset_converter", f"{FRAMEWORKS} {DATA} {SPARK}"),
+    "a converter on a rank": ("import farandole.spark.rows.dataset_converter", f"{FRAMEWORKS} {DATA} {SPARK}"),
     "a reader of fed rows": (
         "from farandole.data import make_feed_reader",
         f"{FRAMEWORKS} {SPARK} asyncio fsspec pandas pyarrow.parquet",
     ),
-    "a trainer's rows": ("import farandole.spark.trainers.run", f"{FRAMEWORKS} {SPARK} pandas pyarrow.parquet"),
+    "a trainer's rows": ("import farandole.estimators.trainers.run", f"{FRAMEWORKS} {SPARK} pandas pyarrow.parquet"),
     "Keras models of a trainer": (
-        "import farandole.spark.trainers.keras_model",
+        "import farandole.estimators.trainers.keras.model",
         f"{FRAMEWORKS} {SPARK} pandas pyarrow.parquet",
     ),
-    "a trainer's report": ("import farandole.spark.trainers.report", f"{FRAMEWORKS} {SPARK} pandas pyarrow"),
+    "a trainer's report": ("import farandole.estimators.trainers.report", f"{FRAMEWORKS} {SPARK} pandas pyarrow"),
     "a function on this machine": ("from farandole import run", f"{FRAMEWORKS} {DATA} {SPARK} numpy"),
 }
 

@@ -17,10 +17,10 @@ pytest.importorskip("pyarrow")
 import fsspec
 
 from farandole.data import ArrowSource, ParquetSource, make_batch_reader
-from farandole.data.agreement import together
-from farandole.data.file_systems import Files
+from farandole.data.formats.file_systems import Files
+from farandole.data.formats.row_groups import File, RowGroup
+from farandole.data.loading.agreement import together
 from farandole.data.reader_options import ReaderOptions
-from farandole.data.row_groups import File, RowGroup
 from farandole.errors import ConfigError, DataError, FarandoleError, RankFailed, SourceError
 from farandole.masking import hide_cause, mask, secret_values
 
@@ -209,8 +209,8 @@ def test_a_cause_with_a_secret_is_hidden_at_any_depth() -> None:
 
 
 def test_stores_and_converters_do_not_tell_their_secrets(tmp_path: Path) -> None:
-    from farandole.spark.dataset_converter import WrittenRows
-    from farandole.spark.store import FilesystemStore
+    from farandole.estimators.store import FilesystemStore
+    from farandole.spark.rows.dataset_converter import WrittenRows
 
     store = FilesystemStore(f"file://{tmp_path}", {"key": PLAIN, "secret": SECRET})
     assert not leaks(repr(store))

@@ -3,8 +3,8 @@
 import pytest
 
 from farandole.errors import ConfigError
+from farandole.meeting.rendezvous import SoloRendezvous, TcpRendezvous, from_environment
 from farandole.other_launchers import find_other_launch, note_launches
-from farandole.rendezvous import SoloRendezvous, TcpRendezvous, from_environment
 from farandole.topology import JobEnvironment
 
 SEVERAL = {

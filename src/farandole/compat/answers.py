@@ -134,7 +134,7 @@ _LIGHTNING = {
     "TorchEstimator": "farandole.spark.lightning:LightningEstimator",
     "TorchModel": "farandole.spark.lightning:LightningModel",
 }
-_PARAMS = _from("farandole.spark.params", "EstimatorParams")
+_PARAMS = _from("farandole.estimators.params", "EstimatorParams")
 _VERSION = {"__version__": "farandole.compat.answers:VERSION"}
 
 MODULES: Mapping[str, Answer] = {
@@ -235,7 +235,7 @@ MODULES: Mapping[str, Answer] = {
     "horovod.runner.common.util": Answer(),
     "horovod.runner.common.util.env": Answer(own=_from("farandole.compat.children", "get_env_rank_and_size")),
     "horovod.spark": Answer(own=_from("farandole.compat.spark", "run"), needs="pyspark"),
-    "horovod.spark.task": Answer(own={"get_available_devices": "farandole.spark.child:available_devices"}),
+    "horovod.spark.task": Answer(own={"get_available_devices": "farandole.spark.jobs.child:available_devices"}),
     "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run")),
     "horovod.spark.torch": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel", needs="torch"),
     "horovod.spark.torch.estimator": Answer(by="farandole.spark.torch", own=_PARAMS, known="TorchEstimator TorchModel"),
@@ -267,8 +267,8 @@ MODULES: Mapping[str, Answer] = {
     "horovod.spark.common.params": Answer(own=_PARAMS),
     "horovod.spark.common.estimator": Answer(
         own={
-            "HorovodEstimator": "farandole.spark.estimator:DataFrameEstimator",
-            "HorovodModel": "farandole.spark.transformer:DataFrameModel",
+            "HorovodEstimator": "farandole.estimators.estimator:DataFrameEstimator",
+            "HorovodModel": "farandole.estimators.transformer:DataFrameModel",
         }
     ),
     "horovod.ray": Answer(own=_from("farandole.compat.ray", "RayExecutor"), needs="ray"),

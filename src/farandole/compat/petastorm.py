@@ -4,9 +4,9 @@ from typing import Literal
 
 from pyspark.sql import DataFrame
 
-from farandole.spark.converter import ROW_GROUP_BYTES, SparkDatasetConverter
-from farandole.spark.converter import make_spark_converter as convert
-from farandole.spark.session import active_session
+from farandole.spark.jobs.session import active_session
+from farandole.spark.rows.converter import ROW_GROUP_BYTES, SparkDatasetConverter
+from farandole.spark.rows.converter import make_spark_converter as convert
 
 __all__ = ["make_spark_converter"]
 

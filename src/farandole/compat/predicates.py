@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole.data.selection import Predicate
+from farandole.data.formats.selection import Predicate
 
 __all__ = [
     "PredicateBase",

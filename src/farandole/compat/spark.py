@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from farandole.compat.answering import answering
 from farandole.compat.output import tagged
+from farandole.estimators.backend import Backend, default_num_proc
+from farandole.estimators.backend import SparkBackend as OwnBackend
 from farandole.launch.environment import without_torch
-from farandole.spark.backend import Backend, default_num_proc
-from farandole.spark.backend import SparkBackend as OwnBackend
-from farandole.spark.runner import HorovodRunner as Runner
-from farandole.spark.session import run as run_in_spark
+from farandole.spark.jobs.runner import HorovodRunner as Runner
+from farandole.spark.jobs.session import run as run_in_spark
 
 __all__ = ["Backend", "HorovodRunner", "SparkBackend", "default_num_proc", "run"]
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from farandole.compat.answering import answering
-from farandole.spark.tensorflow import HorovodEstimator as Estimator
-from farandole.spark.trainers.model_fn.job import ModelFnJob
-from farandole.spark.trainers.tensorflow_graph import FrozenGraph
+from farandole.estimators.tensorflow import HorovodEstimator as Estimator
+from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph
+from farandole.estimators.trainers.model_fn.job import ModelFnJob
 
 __all__ = ["HorovodEstimator"]
 

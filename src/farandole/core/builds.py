@@ -1,8 +1,8 @@
 """Horovod's queries about the build, such as `mpi_built`. In farandole nothing of this is chosen at build time."""
 
-from farandole.bootstrap.mpi import mpi_allows_threads
 from farandole.core import default
 from farandole.errors import ConfigError
+from farandole.meeting.launched.mpi import mpi_allows_threads
 from farandole.other_launchers import find_other_launch
 from farandole.topology import JobEnvironment
 

@@ -17,7 +17,7 @@ from farandole.core.wiring.start import start_engine
 from farandole.errors import RendezvousError
 from farandole.limits import naming_process_limit
 from farandole.log_level import show_messages
-from farandole.rendezvous import Rendezvous
+from farandole.meeting.rendezvous import Rendezvous
 from farandole.topology import Topology, host_identity
 
 __all__ = ["Context"]

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from farandole.bootstrap import find_rendezvous
-from farandole.bootstrap.communicators import Communicator, is_communicator, spans
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.process_sets.agreement import Sets
 from farandole.core.process_sets.membership import Counters, Membership
 from farandole.errors import ConfigError, NotInitializedError
-from farandole.rendezvous import Rendezvous
+from farandole.meeting.launched import find_rendezvous
+from farandole.meeting.launched.communicators import Communicator, is_communicator, spans
+from farandole.meeting.rendezvous import Rendezvous
 
 __all__ = [
     "context",

@@ -9,27 +9,25 @@ from typing import TYPE_CHECKING
 from farandole.extras import importing as _importing
 
 if TYPE_CHECKING:
-    from farandole.data.agreement import Gather, together
-    from farandole.data.arrivals import Growing
-    from farandole.data.batches import Batch
-    from farandole.data.cache import CachedSource
-    from farandole.data.delta import DeltaSource
-    from farandole.data.feed_loader import FeedLoader
-    from farandole.data.fields import FieldOptions
-    from farandole.data.growing_loader import GrowingLoader
-    from farandole.data.iceberg import IcebergSource
-    from farandole.data.loader import Loader
-    from farandole.data.meter import Metrics
-    from farandole.data.order import Order, choose_lanes, permutation
-    from farandole.data.plans import GlobalPlan, LocalPlan, Policy
-    from farandole.data.reader_options import ReaderOptions
-    from farandole.data.readers import Reader, make_batch_reader, make_feed_reader, make_reader
-    from farandole.data.reading import Reading
-    from farandole.data.row_groups import Source
-    from farandole.data.samples import FileSource, files
-    from farandole.data.saved_dataset import SavedDataset
-    from farandole.data.selection import SelectedSource
-    from farandole.data.shard import (
+    from farandole.data.formats.cache import CachedSource
+    from farandole.data.formats.fields import FieldOptions
+    from farandole.data.formats.row_groups import Source
+    from farandole.data.formats.samples import FileSource, files
+    from farandole.data.formats.saved_dataset import SavedDataset
+    from farandole.data.formats.selection import SelectedSource
+    from farandole.data.formats.shard_source import ShardSource
+    from farandole.data.formats.sources import ArrowSource, ParquetSource
+    from farandole.data.loading.agreement import Gather, together
+    from farandole.data.loading.arrivals import Growing
+    from farandole.data.loading.batches import Batch
+    from farandole.data.loading.feed_loader import FeedLoader
+    from farandole.data.loading.growing_loader import GrowingLoader
+    from farandole.data.loading.loader import Loader
+    from farandole.data.loading.meter import Metrics
+    from farandole.data.loading.order import Order, choose_lanes, permutation
+    from farandole.data.loading.plans import GlobalPlan, LocalPlan, Policy
+    from farandole.data.loading.reading import Reading
+    from farandole.data.loading.shard import (
         ArrowShard,
         Column,
         ColumnFacts,
@@ -39,11 +37,13 @@ if TYPE_CHECKING:
         ShardLoader,
         agree_on_column,
     )
-    from farandole.data.shard_source import ShardSource
-    from farandole.data.sources import ArrowSource, ParquetSource
-    from farandole.data.split import validation_mask
-    from farandole.data.stream_output import StreamSource
-    from farandole.data.values import Ragged, SparseRows, Values
+    from farandole.data.loading.split import validation_mask
+    from farandole.data.loading.values import Ragged, SparseRows, Values
+    from farandole.data.reader_options import ReaderOptions
+    from farandole.data.readers import Reader, make_batch_reader, make_feed_reader, make_reader
+    from farandole.data.tables.delta import DeltaSource
+    from farandole.data.tables.iceberg import IcebergSource
+    from farandole.data.tables.stream_output import StreamSource
 
 __all__ = [
     "ArrowShard",
@@ -95,32 +95,32 @@ __all__ = [
 
 # Modules, and the public names that each defines.
 _NAMES_BY_MODULE = {
-    "agreement": "Gather together",
-    "arrivals": "Growing",
-    "batches": "Batch",
-    "cache": "CachedSource",
-    "delta": "DeltaSource",
-    "feed_loader": "FeedLoader",
-    "fields": "FieldOptions",
-    "growing_loader": "GrowingLoader",
-    "iceberg": "IcebergSource",
-    "loader": "Loader",
-    "meter": "Metrics",
-    "order": "Order choose_lanes permutation",
-    "plans": "GlobalPlan LocalPlan Policy",
+    "loading.agreement": "Gather together",
+    "loading.arrivals": "Growing",
+    "loading.batches": "Batch",
+    "formats.cache": "CachedSource",
+    "tables.delta": "DeltaSource",
+    "loading.feed_loader": "FeedLoader",
+    "formats.fields": "FieldOptions",
+    "loading.growing_loader": "GrowingLoader",
+    "tables.iceberg": "IcebergSource",
+    "loading.loader": "Loader",
+    "loading.meter": "Metrics",
+    "loading.order": "Order choose_lanes permutation",
+    "loading.plans": "GlobalPlan LocalPlan Policy",
     "reader_options": "ReaderOptions",
     "readers": "Reader make_batch_reader make_feed_reader make_reader",
-    "reading": "Reading",
-    "row_groups": "Source",
-    "samples": "FileSource files",
-    "saved_dataset": "SavedDataset",
-    "selection": "SelectedSource",
-    "shard": "ArrowShard Column ColumnFacts Number RowColumn ShardBatch ShardLoader agree_on_column",
-    "shard_source": "ShardSource",
-    "sources": "ArrowSource ParquetSource",
-    "split": "validation_mask",
-    "stream_output": "StreamSource",
-    "values": "Ragged SparseRows Values",
+    "loading.reading": "Reading",
+    "formats.row_groups": "Source",
+    "formats.samples": "FileSource files",
+    "formats.saved_dataset": "SavedDataset",
+    "formats.selection": "SelectedSource",
+    "loading.shard": "ArrowShard Column ColumnFacts Number RowColumn ShardBatch ShardLoader agree_on_column",
+    "formats.shard_source": "ShardSource",
+    "formats.sources": "ArrowSource ParquetSource",
+    "loading.split": "validation_mask",
+    "tables.stream_output": "StreamSource",
+    "loading.values": "Ragged SparseRows Values",
 }
 
 if not TYPE_CHECKING:  # type checkers would accept any name

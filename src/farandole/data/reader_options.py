@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, Protocol
 
-from farandole.data.agreement import Gather
-from farandole.data.reading import Reading
-from farandole.data.rounds import Columns
-from farandole.data.selection import Condition, Predicate
-from farandole.data.settings import check_count
+from farandole.data.formats.selection import Condition, Predicate
+from farandole.data.loading.agreement import Gather
+from farandole.data.loading.reading import Reading
+from farandole.data.loading.rounds import Columns
+from farandole.data.loading.settings import check_count
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_READER_ARGUMENTS, REFUSED_READER_ARGUMENTS
 

@@ -18,21 +18,21 @@ from weakref import ref
 
 import numpy as np
 
-from farandole.data.agreement import Gather, together
-from farandole.data.batches import Batch, BatchBuffer
-from farandole.data.columns import columns_by_pattern
-from farandole.data.feed_loader import FeedLoader
-from farandole.data.fields import FieldOptions
-from farandole.data.loader import Loader
-from farandole.data.meter import Meter, Metrics
+from farandole.data.formats.columns import columns_by_pattern
+from farandole.data.formats.fields import FieldOptions
+from farandole.data.formats.row_groups import Source, rows_in
+from farandole.data.formats.selection import SelectedSource
+from farandole.data.loading.agreement import Gather, together
+from farandole.data.loading.batches import Batch, BatchBuffer
+from farandole.data.loading.feed_loader import FeedLoader
+from farandole.data.loading.loader import Loader
+from farandole.data.loading.meter import Meter, Metrics
+from farandole.data.loading.reading import Reading
+from farandole.data.loading.rounds import Columns
+from farandole.data.loading.state import NO_VERSION
+from farandole.data.loading.values import Ragged, SparseRows, Values
 from farandole.data.reader_options import ReaderOptions
-from farandole.data.reading import Reading
-from farandole.data.rounds import Columns
-from farandole.data.row_groups import Source, rows_in
-from farandole.data.selection import SelectedSource
-from farandole.data.state import NO_VERSION
-from farandole.data.values import Ragged, SparseRows, Values
-from farandole.data.versions import same_version, version_of
+from farandole.data.tables.versions import same_version, version_of
 from farandole.errors import ConfigError, NoDataAvailableError, ReaderError
 from farandole.masking import mask
 
@@ -246,8 +246,8 @@ def _read_files(
     urls: str | Sequence[str], schema_fields: Sequence[Any] | None, options: ReaderOptions, *, batched: bool
 ) -> Reader:
     # Imported here: these modules load slowly, and ranks that get a DataFrame's rows do not read files.
-    from farandole.data.cache import CachedSource
-    from farandole.data.sources import ParquetSource
+    from farandole.data.formats.cache import CachedSource
+    from farandole.data.formats.sources import ParquetSource
 
     source: Source = ParquetSource(urls, options.storage_options, version=options.version, gather=options.gather)
     source = same_version(source, options.gather)

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from farandole.data.batches import Batch
-from farandole.data.loader import Loader
-from farandole.data.meter import Metrics
-from farandole.data.values import Values
+from farandole.data.loading.batches import Batch
+from farandole.data.loading.loader import Loader
+from farandole.data.loading.meter import Metrics
+from farandole.data.loading.values import Values
 
 __all__ = ["TensorBatch", "TensorLoader"]
 

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from farandole.data.fields import FieldOptions, plan_fields
-from farandole.data.rounds import Columns
-from farandole.data.values import Ragged, SparseRows, Values
+from farandole.data.formats.fields import FieldOptions, plan_fields
+from farandole.data.loading.rounds import Columns
+from farandole.data.loading.values import Ragged, SparseRows, Values
 from farandole.errors import DataError
 
 __all__ = ["TransformSpec", "edit_field", "transform_schema"]

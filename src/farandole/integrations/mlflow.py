@@ -5,8 +5,8 @@ Needs MLflow: the extra `mlflow`."""
 import time
 from collections.abc import Mapping
 
+from farandole.estimators.history import epoch_points
 from farandole.extras import importing
-from farandole.spark.history import epoch_points
 
 with importing(__name__):
     import mlflow

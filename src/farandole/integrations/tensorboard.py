@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from farandole.core.default import metrics
+from farandole.estimators.history import epoch_points
 from farandole.event_file import EventFile
-from farandole.spark.history import epoch_points
 
 __all__ = ["EventFile", "TensorBoardLogger", "write_metrics"]
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from farandole.handshake import split_address
 from farandole.launch.backend import Call, Command, Host, Place, Rank, Task
 from farandole.launch.backends.local import LocalAgent
 from farandole.launch.failures import Failure, to_payload
@@ -22,6 +21,7 @@ from farandole.launch.messages import MARKER, Messages
 from farandole.launch.processes import GRACE
 from farandole.launch.versions import own_versions
 from farandole.limits import naming_process_limit
+from farandole.meeting.handshake import split_address
 from farandole.topology import own_addresses
 
 __all__ = ["main"]

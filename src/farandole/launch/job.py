@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from farandole.errors import ConfigError
-from farandole.handshake import join_address, new_secret
 from farandole.launch.backend import Agent, Backend, Binding, OnLine, Place, Rank, Task, check_binding
 from farandole.launch.backends.local import LocalBackend
 from farandole.launch.cores import share_of, threads_per_rank
@@ -19,8 +18,9 @@ from farandole.launch.failures import Failure, culprit
 from farandole.launch.hosts import fill_slots
 from farandole.launch.processes import GRACE
 from farandole.limits import naming_process_limit
+from farandole.meeting.handshake import join_address, new_secret
+from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import find_other_launch, note_launches
-from farandole.rendezvous import RendezvousServer
 from farandole.topology import TORCH_PLACES, JobEnvironment, Topology
 
 __all__ = ["Job", "open_job"]

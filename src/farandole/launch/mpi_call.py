@@ -17,10 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-from farandole.acceptor import AcceptingThread, Acceptor, Admitted, listen
 from farandole.config import Config
 from farandole.errors import RankFailed, RendezvousError
-from farandole.handshake import join_address, new_secret, recv_frame, send_frame
 from farandole.launch.backend import OnLine
 from farandole.launch.backends.ssh import Ssh
 from farandole.launch.channel import Outcome, WorkerFailure, WorkerValue
@@ -34,6 +32,8 @@ from farandole.launch.output import Output
 from farandole.launch.pickling import dump_call, load_value
 from farandole.launch.processes import GRACE, RankProcess
 from farandole.limits import naming_process_limit
+from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, listen
+from farandole.meeting.handshake import join_address, new_secret, recv_frame, send_frame
 from farandole.topology import interface_addresses, interface_names, loopback_address, own_addresses
 
 __all__ = ["MpirunOutput", "asked_of_mpirun", "call_by_mpirun"]

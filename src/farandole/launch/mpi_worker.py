@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from farandole.config import Config
-from farandole.dialer import dial
 from farandole.errors import AuthenticationError, ConfigError, RendezvousError
-from farandole.handshake import Deadline, recv_frame, send_frame
 from farandole.launch.channel import WorkerFailure
 from farandole.launch.worker import flush_output, run_call
+from farandole.meeting.dialer import dial
+from farandole.meeting.handshake import Deadline, recv_frame, send_frame
 
 __all__ = ["ADDRESSES", "LARGEST_CALL", "SECRET", "main"]
 

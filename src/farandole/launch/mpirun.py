@@ -1,7 +1,7 @@
 """Start of ranks by the mpirun of the site, for `--mpi`, with the command line that Horovod gives it.
 
 This process becomes mpirun, which starts the ranks, forwards their output and its signals, and sets the exit code. The
-ranks meet by MPI, see `farandole.bootstrap`."""
+ranks meet by MPI, see `farandole.meeting.launched`."""
 
 import logging
 import os

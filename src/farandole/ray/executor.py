@@ -14,10 +14,10 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from farandole.errors import ConfigError, RendezvousError
-from farandole.handshake import join_address, split_address
 from farandole.launch.environment import wants_torch
 from farandole.launch.failures import Failure, culprit, is_consequence
 from farandole.launch.pickling import dump
+from farandole.meeting.handshake import join_address, split_address
 from farandole.ray.placement import Demand, Places, reserve
 from farandole.ray.worker import RankActor
 from farandole.topology import JobEnvironment, Topology

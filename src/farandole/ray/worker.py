@@ -6,10 +6,10 @@ from typing import Any
 
 import ray.util
 
-from farandole.handshake import new_secret
 from farandole.launch.reserved import ReservedPort
+from farandole.meeting.handshake import new_secret
+from farandole.meeting.server import RendezvousServer
 from farandole.other_launchers import note_launches
-from farandole.rendezvous_server import RendezvousServer
 from farandole.topology import host_identity, interface_address
 
 __all__ = ["RankActor"]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from farandole.core.context import Context
 from farandole.core.default import context, is_initialized, use
 from farandole.data import Batch, Loader, Ragged, Reader, SparseRows, Values, tensors
-from farandole.data.rounds import Columns
-from farandole.data.values import ALIGNMENT
+from farandole.data.loading.rounds import Columns
+from farandole.data.loading.values import ALIGNMENT
 from farandole.errors import ConfigError, DataError
 
 __all__ = ["TensorBatch", "TensorLoader", "as_tensor", "make_batched_dataset", "make_dataset", "make_petastorm_dataset"]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from farandole.data import Loader, Ragged, Reader, SparseRows, Values, tensors
-from farandole.data.rounds import Columns
-from farandole.data.settings import check_count
+from farandole.data.loading.rounds import Columns
+from farandole.data.loading.settings import check_count
 from farandole.errors import ConfigError, DataError, ReaderError
 
 __all__ = ["BatchedDataLoader", "DataLoader", "InMemBatchedDataLoader", "TensorBatch", "TensorLoader", "as_tensor"]

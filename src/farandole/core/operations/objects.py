@@ -1,7 +1,7 @@
 """Collectives over Python objects, as pickles of any size.
 
 Unpickling can run code of the sender. It is safe here because all bytes come from ranks of this job: the transport
-accepts no peer that has not proved the job's secret (`farandole.handshake`).
+accepts no peer that has not proved the job's secret (`farandole.meeting.handshake`).
 """
 
 from typing import TypeVar, cast

@@ -23,7 +23,7 @@ from farandole.core.wiring.connect import connect
 from farandole.core.wiring.start import start_engine
 from farandole.errors import CollectiveError, EngineClosed, MismatchError, RendezvousError, spell_ranks
 from farandole.limits import naming_process_limit
-from farandole.rendezvous import PartRendezvous, Rendezvous
+from farandole.meeting.rendezvous import PartRendezvous, Rendezvous
 from farandole.topology import Topology
 
 __all__ = ["Sets"]

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from farandole.bootstrap.communicators import Communicator, is_communicator, own_place, places_of
 from farandole.core import default
 from farandole.core.process_sets.agreement import Sets
 from farandole.core.process_sets.membership import Membership
 from farandole.errors import InvalidRequest
+from farandole.meeting.launched.communicators import Communicator, is_communicator, own_place, places_of
 
 __all__ = [
     "ProcessSet",

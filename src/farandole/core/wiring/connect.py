@@ -17,7 +17,6 @@ from dataclasses import astuple, dataclass, field
 from datetime import timedelta
 
 from farandole._native import MpiComm, Segment, data_peers, make_grid
-from farandole.bootstrap.mpi import MpiProcess
 from farandole.config import Config
 from farandole.core.autotune.knobs import LARGEST_SLOT
 from farandole.core.wiring.fabric import Offer, decide, log_choice, offer
@@ -27,8 +26,9 @@ from farandole.core.wiring.mpi import make_communicator
 from farandole.core.wiring.own_address import own_address
 from farandole.core.wiring.peers import Arrivals, connect_to, reaching, report_missing
 from farandole.errors import RendezvousError
-from farandole.handshake import Deadline, join_address
-from farandole.rendezvous import Lifeline, PartRendezvous, Rendezvous, TcpRendezvous, ThreadRendezvous
+from farandole.meeting.handshake import Deadline, join_address
+from farandole.meeting.launched.mpi import MpiProcess
+from farandole.meeting.rendezvous import Lifeline, PartRendezvous, Rendezvous, TcpRendezvous, ThreadRendezvous
 from farandole.topology import Topology, host_identity
 
 __all__ = ["Wiring", "connect"]

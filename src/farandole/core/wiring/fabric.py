@@ -4,15 +4,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from farandole.bootstrap.hosted import HostedRendezvous
-from farandole.bootstrap.interconnects import find_interconnects
-from farandole.bootstrap.mpi import MpiProcess
 from farandole.config import Config
 from farandole.core.wiring.mpi import join_mpi
 from farandole.errors import ConfigError, spell_ranks
-from farandole.handshake import Deadline
+from farandole.meeting.handshake import Deadline
+from farandole.meeting.launched.hosted import HostedRendezvous
+from farandole.meeting.launched.interconnects import find_interconnects
+from farandole.meeting.launched.mpi import MpiProcess
+from farandole.meeting.rendezvous import Rendezvous
 from farandole.other_launchers import find_other_launch
-from farandole.rendezvous import Rendezvous
 
 __all__ = ["NO_MPI", "Offer", "decide", "log_choice", "offer"]
 

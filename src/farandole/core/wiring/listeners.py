@@ -5,8 +5,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from farandole.acceptor import BACKLOG, listen
 from farandole.errors import ConfigError
+from farandole.meeting.acceptor import BACKLOG, listen
 
 __all__ = ["listen_tcp", "listen_unix", "unix_name"]
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from farandole._native import MpiComm
-from farandole.bootstrap.mpi import MpiProcess, call_in_time
-from farandole.bootstrap.mpi_library import find_library
 from farandole.config import Config
 from farandole.errors import ConfigError, FabricError, InvalidRequest, RendezvousError
-from farandole.handshake import Deadline
+from farandole.meeting.handshake import Deadline
+from farandole.meeting.launched.mpi import MpiProcess, call_in_time
+from farandole.meeting.launched.mpi_library import find_library
 from farandole.other_launchers import find_other_launch
 
 __all__ = ["join_mpi", "make_communicator"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from farandole.config import Config
 from farandole.errors import RendezvousError
-from farandole.handshake import Deadline, split_address
-from farandole.rendezvous import Rendezvous
+from farandole.meeting.handshake import Deadline, split_address
+from farandole.meeting.rendezvous import Rendezvous
 from farandole.topology import interface_addresses, loopback_address
 
 __all__ = ["first_that_connects", "own_address"]

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
-from farandole.acceptor import AcceptingThread, Acceptor, Admitted
-from farandole.dialer import dial
 from farandole.errors import AuthenticationError, RendezvousError
-from farandole.handshake import Deadline
-from farandole.rendezvous import Rendezvous
+from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted
+from farandole.meeting.dialer import dial
+from farandole.meeting.handshake import Deadline
+from farandole.meeting.rendezvous import Rendezvous
 
 __all__ = ["Arrivals", "connect_to", "reaching", "report_missing"]
 

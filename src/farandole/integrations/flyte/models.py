@@ -5,7 +5,7 @@ from pathlib import Path
 from flytekit import Blob, BlobMetadata, BlobType, FlyteContext, Literal, LiteralType, Scalar
 from flytekit.core.type_engine import AsyncTypeTransformer, TypeEngine
 
-from farandole.spark.portable import Portable
+from farandole.estimators.portable import Portable
 
 __all__ = ["ModelTransformer"]
 

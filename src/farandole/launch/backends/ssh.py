@@ -16,9 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
-from farandole.acceptor import listen
 from farandole.errors import ConfigError, HostsError
-from farandole.handshake import join_address
 from farandole.launch import messages
 from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Task
 from farandole.launch.backends.local import LocalAgent
@@ -28,6 +26,8 @@ from farandole.launch.messages import Messages
 from farandole.launch.processes import GRACE
 from farandole.launch.versions import check_versions
 from farandole.limits import require_open_files
+from farandole.meeting.acceptor import listen
+from farandole.meeting.handshake import join_address
 from farandole.topology import interface_addresses, loopback_address
 
 __all__ = ["Shell", "Ssh", "SshBackend"]

@@ -16,10 +16,10 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from farandole.bootstrap.interconnects import find_interconnects
 from farandole.launch.cores import available_cores
 from farandole.launch.doctor.libraries import LIBRARIES
 from farandole.launch.installed import installed_version, program_path
+from farandole.meeting.launched.interconnects import find_interconnects
 from farandole.topology import own_addresses
 
 __all__ = ["Fact", "examine"]

@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from farandole.acceptor import AcceptingThread, Acceptor, Admitted, listen
-from farandole.dialer import dial
 from farandole.errors import AuthenticationError
-from farandole.handshake import Deadline, join_address, recv_exactly, split_address
 from farandole.launch.doctor.facts import Fact, examine
 from farandole.launch.hosts import route_to
-from farandole.rendezvous import Rendezvous, from_environment
+from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, listen
+from farandole.meeting.dialer import dial
+from farandole.meeting.handshake import Deadline, join_address, recv_exactly, split_address
+from farandole.meeting.rendezvous import Rendezvous, from_environment
 
 __all__ = ["Link", "Report", "examine_host", "rounds_of"]
 

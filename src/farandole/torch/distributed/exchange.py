@@ -7,7 +7,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from farandole.errors import ConfigError, RendezvousError
-from farandole.handshake import Deadline
+from farandole.meeting.handshake import Deadline
 
 __all__ = ["StoreExchange"]
 

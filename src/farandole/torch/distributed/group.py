@@ -15,7 +15,7 @@ from farandole.core.operations import kinds
 from farandole.core.operations.reduction import Average, Reduction, Sum
 from farandole.core.operations.request import Request
 from farandole.errors import InvalidRequest
-from farandole.rendezvous import Rendezvous
+from farandole.meeting.rendezvous import Rendezvous
 from farandole.torch.distributed.names import SinglePart
 from farandole.torch.distributed.reduction import reduction_of
 from farandole.torch.distributed.streams import note_use

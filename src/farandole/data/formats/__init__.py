@@ -1,0 +1,1 @@
+"""Row groups of files: formats, fields, selections, and a cache."""

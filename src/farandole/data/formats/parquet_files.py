@@ -1,0 +1,220 @@
+"""Parquet files, their footers, and the reading of their row groups."""
+
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from farandole.data.formats.encryption import refuse_encrypted
+from farandole.data.formats.file_systems import Files
+from farandole.data.formats.old_times import is_julian, times_as_meant
+from farandole.data.formats.parquet_summary import Footer, Summary, footers_in, read_summary
+from farandole.data.formats.partitions import add_partitions, partition_fields, value_in_path
+from farandole.data.formats.pruning import Bounds, bounded_kind
+from farandole.data.formats.row_groups import File, RowGroup, RowGroups
+from farandole.data.formats.schemas import CommonSchema, one_schema, with_types
+from farandole.data.loading.agreement import Gather, from_first, place_in, together
+from farandole.data.stores.flight import MOST_IN_FLIGHT
+from farandole.data.stores.ranges import Span
+
+__all__ = ["ParquetFiles", "spans_of"]
+
+_OPENERS = 16
+_OLD_WRITER = re.compile(r"parquet-mr version (0\.|1\.[0-2]\.)")
+
+
+class ParquetFiles:
+    """Parquet files that are read without a table's log; each is opened for its footer.
+
+    Files that a `_metadata` file in their folder describes are not opened. Folders below `base` name columns.
+
+    With `gather`, all ranks must get the same files of a store; each rank opens some of them, and the ranks exchange
+    the footers. Raises `SourceError` for files that are not Parquet or are encrypted. Methods raise `DataError` for
+    columns that differ between files."""
+
+    def __init__(self, files: Files, listed: Sequence[File], base: str, gather: Gather | None = None) -> None:
+        self._files, self._base = files, base
+        opened = self._open_all(listed, gather if files.client is not None else None)
+        self._listed, footers = [file for file, _ in opened], [footer for _, footer in opened]
+        self._footers = {file.path: footer for file, footer in zip(self._listed, footers, strict=True)}
+        own = one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
+        self._known_leaves: tuple[Sequence[str], Any, list[int]] | None = None  # of the latest footer
+        self._schemas: dict[tuple[str, ...], pa.Schema] = {}
+        paths = [file.path for file in self._listed]
+        self._partitions, problems = partition_fields(paths, frozenset(own.schema.names), base)
+        self._common = CommonSchema(pa.schema([*own.schema, *self._partitions]), {**own.problems, **problems})
+        self.schema = self._common.schema
+        rows = [footer.row_group(number).num_rows for footer in footers for number in range(footer.num_row_groups)]
+        counts = [footer.num_row_groups for footer in footers]
+        self.row_groups: Sequence[RowGroup] = RowGroups(self._listed, counts, rows)
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Return the sum of the columns' uncompressed sizes in the footers."""
+        self._common.check(columns)
+        total = 0
+        for footer in self._footers.values():
+            leaves = self._leaves(footer, columns)
+            for number in range(footer.num_row_groups):
+                group = footer.row_group(number)
+                if len(leaves) == footer.num_columns:
+                    total += group.total_byte_size
+                else:
+                    total += sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
+        return total
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Read these columns of a row group; raises `SourceError` naming the file."""
+        self._common.check(columns)
+        partitions = [field for field in self._partitions if field.name in columns]
+        held = [name for name in columns if all(name != field.name for field in partitions)]
+        footer = self._footers[row_group.file.path]
+        buffered = not self._files.local and self._files.client is None
+        with self._files.fetching(row_group.file) as opened:
+            opened.fetch(lambda: _spans_in(footer.row_group(row_group.number), self._leaves(footer, held)))
+            # Footers of old writers state too few bytes, so Arrow reads beyond the columns' ranges.
+            old = _OLD_WRITER.match(footer.whole.created_by or "")
+            stream = opened.stream if old else opened.fetched()
+            options = {"pre_buffer": buffered, "page_checksum_verification": self._files.verify}
+            with pq.ParquetFile(stream, metadata=footer.whole, **options) as parquet:
+                table = parquet.read_row_group(footer.first + row_group.number, columns=held, use_threads=False)
+            number = footer.first + row_group.number
+            table = times_as_meant(stream, footer.whole, [number], table, row_group.file.path)
+        if self._files.client is None:  # a client checks the file with each range
+            self._files.check([row_group.file])
+        if table.schema != self._schema_of(tuple(held)):
+            table = with_types(table, self.schema)
+        return add_partitions(table, row_group.file.path, partitions, self._base)
+
+    def _leaves(self, footer: Footer, columns: Sequence[str]) -> list[int]:
+        schema, known = footer.schema, self._known_leaves
+        # Most files have the same schema, and comparing schemas is faster than searching one.
+        if known is None or known[0] != columns or not known[1].equals(schema):
+            known = self._known_leaves = columns, schema, _leaves(footer, set(columns))
+        return known[2]
+
+    def _leaf(self, footer: Footer, column: str) -> int:
+        """Return the number of the leaf of a column that is not nested."""
+        leaves = self._leaves(footer, [column])
+        return next(leaf for leaf in leaves if footer.schema.column(leaf).path == column)
+
+    def _schema_of(self, columns: tuple[str, ...]) -> pa.Schema:
+        if columns not in self._schemas:
+            self._schemas[columns] = pa.schema([self.schema.field(name) for name in columns])
+        return self._schemas[columns]
+
+    @property
+    def in_flight(self) -> int:
+        """See `farandole.data.formats.row_groups.in_flight`."""
+        return self._files.client.flight.most if self._files.client is not None else 0
+
+    def check(self) -> None:
+        """Raise `SourceError` if a file has changed or vanished since it was opened.
+
+        Does nothing for web servers, which have no listings: their files are checked when they are read."""
+        if not (self._files.web and self._files.client is not None):
+            self.recheck()
+
+    def recheck(self) -> None:
+        """Check each file, even if that takes a request per file; raises as `check` does."""
+        self._files.check(self._listed)
+
+    def bounds(self, column: str) -> Bounds | None:
+        """Return a column's bounds in each row group, from footers or folder names; None for types without bounds."""
+        self._common.check([column])
+        field = self.schema.field(column)
+        if not bounded_kind(field.type):
+            return None
+        if field in self._partitions:
+            found = [value_in_path(group.file.path, field, self._base) for group in self.row_groups]
+            values = pa.array(found, field.type)
+            nulls = [0 if value.is_valid else group.rows for value, group in zip(values, self.row_groups, strict=True)]
+            return Bounds(values, values, np.array(nulls, np.int64))
+        leaves = {path: self._leaf(footer, column) for path, footer in self._footers.items()}
+        seen = [
+            self._footers[group.file.path].row_group(group.number).column(leaves[group.file.path]).statistics
+            for group in self.row_groups
+        ]
+        pairs = [(each.min, each.max) if each is not None and each.has_min_max else (None, None) for each in seen]
+        if pa.types.is_temporal(field.type):  # statistics count days as the values do
+            julian = {path for path, footer in self._footers.items() if is_julian(footer.whole)}
+            pairs = [
+                (None, None) if group.file.path in julian else pair
+                for pair, group in zip(pairs, self.row_groups, strict=True)
+            ]
+        # NaN, which some writers record as the greatest value, is no bound.
+        sound = [pair if pair[0] == pair[0] and pair[1] == pair[1] else (None, None) for pair in pairs]
+        nulls = [each.null_count if each is not None and each.has_null_count else -1 for each in seen]
+        least, most = (pa.array([pair[side] for pair in sound], field.type) for side in (0, 1))
+        return Bounds(least, most, np.array(nulls, np.int64))
+
+    def _open_all(self, listed: Sequence[File], gather: Gather | None) -> list[tuple[File, Footer]]:
+        """Return each file, as it was when its footer was read, and the footer; collective with `gather`."""
+        rank, size = place_in(gather) if gather is not None else (0, 1)
+
+        def summary_here() -> list[Summary]:
+            found = read_summary(self._files, listed)
+            return [] if found is None else [found]
+
+        summaries = summary_here() if gather is None else from_first(summary_here, gather, rank)
+        known = footers_in(summaries[0], listed, local=self._files.local) if summaries else {}
+        unknown = [file for file in listed if file.path not in known]
+        mine = together(lambda: self._open_some(unknown[rank::size]), gather)
+        parts = [mine] if gather is None else gather(mine)
+        opened = iter([parts[place % size][place // size] for place in range(len(unknown))])
+        made = []
+        for file in listed:
+            if file.path in known:
+                made.append((file, known[file.path]))
+            else:
+                now, whole = next(opened)
+                made.append((now, Footer(whole, 0, whole.num_row_groups)))
+        return made
+
+    def _open_some(self, listed: Sequence[File]) -> list[tuple[File, pq.FileMetaData]]:
+        if self._files.local:
+            return [self._open(file) for file in listed]
+        openers = _OPENERS if self._files.client is None else MOST_IN_FLIGHT
+        with ThreadPoolExecutor(openers, thread_name_prefix="farandole-open") as pool:
+            return list(pool.map(self._open, listed))
+
+    def _open(self, file: File) -> tuple[File, pq.FileMetaData]:
+        with self._files.fetching(file) as opened:
+            opened.fetch_tail()
+            footer = pq.read_metadata(opened.stream)
+            refuse_encrypted(opened.stream, footer, file.path)
+            return opened.file, footer
+
+
+def spans_of(footer: Footer | pq.FileMetaData, row_groups: Iterable[int], columns: Iterable[str]) -> list[Span]:
+    """Return the byte ranges of these columns of row groups in their file."""
+    leaves = _leaves(footer, set(columns))
+    return [span for number in row_groups for span in _spans_in(footer.row_group(number), leaves)]
+
+
+def _spans_in(row_group: Any, leaves: Iterable[int]) -> list[Span]:
+    spans = []
+    for leaf in leaves:
+        chunk = row_group.column(leaf)
+        first = chunk.dictionary_page_offset or chunk.data_page_offset
+        spans.append(Span(first, first + chunk.total_compressed_size))
+    return spans
+
+
+def _leaves(footer: Footer | pq.FileMetaData, columns: set[str]) -> list[int]:
+    """Return the numbers of these columns' leaves, and perhaps of some others.
+
+    A leaf of nested column "a" has a path such as "a.list.element". A column's own name may have dots, too: asking for
+    "a" then also returns the leaf of column "a.b".
+    """
+    found = []
+    for leaf in range(footer.num_columns):
+        path = str(footer.schema.column(leaf).path)
+        while path not in columns and "." in path:
+            path = path.rpartition(".")[0]
+        if path in columns:
+            found.append(leaf)
+    return found

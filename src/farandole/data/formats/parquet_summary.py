@@ -1,0 +1,105 @@
+"""Summary files of Parquet data sets: `_metadata`, which holds the footers of all files of a folder."""
+
+import logging
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from farandole.data.formats.file_systems import Files
+from farandole.data.formats.places import inner_path
+from farandole.data.formats.row_groups import File
+from farandole.masking import mask
+
+__all__ = ["Footer", "Summary", "footers_in", "read_summary"]
+
+log = logging.getLogger(__name__)
+
+SUMMARY = "_metadata"
+_END_BYTES = 12  # least bytes after a file's last column: the footer, its length (4 bytes) and the magic number (4)
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """The footer of one file: the `num_row_groups` row groups of `whole` that begin with number `first`."""
+
+    whole: pq.FileMetaData
+    first: int
+    num_row_groups: int
+
+    @property
+    def num_columns(self) -> int:
+        """The number of leaf columns."""
+        return int(self.whole.num_columns)
+
+    @property
+    def schema(self) -> Any:
+        """The schema of Parquet."""
+        return self.whole.schema
+
+    def row_group(self, number: int) -> Any:
+        """Return the metadata of the file's row group `number`."""
+        return self.whole.row_group(self.first + number)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The content `data` of the summary file `file` of `folder`."""
+
+    file: File
+    folder: str
+    data: bytes
+
+
+def read_summary(files: Files, listed: Sequence[File]) -> Summary | None:
+    """Return the summary in the common folder of the files `listed`; None if there is none. Makes 1 or 2 requests."""
+    if len(listed) < 2 or (files.client is not None and files.web):
+        return None
+    folder = posixpath.commonpath([posixpath.dirname(file.path) for file in listed])
+    path = f"{folder}/{SUMMARY}"
+    try:
+        if files.client is not None:
+            found = [file for file in files.client.first_page(path) if file.path == path]
+        else:
+            found = files.look([path]) if files.fs.exists(path) else []
+    except Exception as error:  # of any class; without access to the folder, the files may still be readable
+        log.info("%s cannot be looked for: %s", mask(path), mask(str(error)))
+        return None
+    if not found:
+        return None
+    with files.open(found[0]) as opened:
+        return Summary(found[0], folder, bytes(opened.read()))
+
+
+def footers_in(summary: Summary, listed: Sequence[File], *, local: bool) -> dict[str, Footer]:
+    """Return the footers of the files that the summary describes, by path.
+
+    Leaves out files that are too short for their footer and, on the local disk, files newer than the summary."""
+    try:
+        whole = pq.read_metadata(pa.BufferReader(summary.data))
+    except pa.ArrowException as error:
+        log.warning("%s is no summary of Parquet files and is not used: %s", mask(summary.file.path), error)
+        return {}
+    runs: dict[str, list[int]] = {}
+    for number in range(whole.num_row_groups):
+        runs.setdefault(str(whole.row_group(number).column(0).file_path), []).append(number)
+    found = {}
+    for file in listed:
+        run = runs.get(inner_path(file.path, summary.folder), [])
+        if not run or run[-1] - run[0] != len(run) - 1 or (local and float(file.mark) > float(summary.file.mark)):
+            continue
+        footer = Footer(whole, run[0], len(run))
+        if _end(footer) + _END_BYTES <= file.size:
+            found[file.path] = footer
+    return found
+
+
+def _end(footer: Footer) -> int:
+    """Return the byte at which the file's last column chunk ends."""
+    last = footer.row_group(footer.num_row_groups - 1)
+    chunks = [last.column(leaf) for leaf in range(footer.num_columns)]
+    firsts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+    return max(int(first + chunk.total_compressed_size) for first, chunk in zip(firsts, chunks, strict=True))

@@ -1,0 +1,75 @@
+"""Partition columns, which the names of folders define: year=2024/month=5/part-0.parquet.
+
+Only folders below the `base` of a data set count. Folders above it, as in /home/user=joe/data, are not part of it."""
+
+import posixpath
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from farandole.data.formats.places import has_signs
+
+__all__ = ["add_partitions", "base_of", "partition_fields", "value_in_path"]
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's folder name for null
+
+
+def base_of(places: Sequence[str], paths: Collection[str], *, local: bool) -> str:
+    """Return the base folder of the files `paths`, which were found at `places`: folders, globs and files.
+
+    The base of a folder is the folder itself, of a file its folder, and of a glob the folder before its first wildcard.
+    The base of several places is the folder that their bases share."""
+    tops = []
+    for place in places:
+        if place in paths:
+            tops.append(posixpath.dirname(place))
+        elif has_signs(place, local=local):
+            tops.append(posixpath.dirname(re.split(r"[*?\[]", place)[0]))
+        else:
+            tops.append(place.rstrip("/"))
+    first, last = min(split := [top.split("/") for top in tops]), max(split)  # a prefix of both is one of all
+    shared = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return "/".join(first[:shared])
+
+
+def partition_fields(
+    paths: Iterable[str], own: Collection[str], base: str
+) -> tuple[Sequence[pa.Field], Mapping[str, str]]:
+    """Return the columns that folders in `paths` define and that are not among the files' `own` columns.
+
+    A column is int64 if all its values are integers, else text, as in Spark. The second result has the columns that
+    only some of the paths define, each with an error text."""
+    each_path = {path: _values(path, base) for path in paths}
+    names = dict.fromkeys(name for each in each_path.values() for name in each if name not in own)
+    fields, problems = [], {}
+    for name in names:
+        without = next((path for path, each in each_path.items() if name not in each), None)
+        if without is not None:
+            having = next(path for path, each in each_path.items() if name in each)
+            problems[name] = f"is in the name of a folder of {having}, but of none of {without}"
+        values = [each[name] for each in each_path.values() if each.get(name) is not None]
+        numbers = all(re.fullmatch(r"-?\d{1,18}", value) for value in values if value is not None)
+        fields.append(pa.field(name, pa.int64() if values and numbers else pa.string()))
+    return fields, problems
+
+
+def add_partitions(table: pa.Table, path: str, fields: Iterable[pa.Field], base: str) -> pa.Table:
+    """Return the table with these columns appended; each has the one value that `path` defines."""
+    for field in fields:
+        value = pa.scalar(value_in_path(path, field, base), field.type)
+        table = table.append_column(field, pa.repeat(value, table.num_rows))
+    return table
+
+
+def value_in_path(path: str, field: pa.Field, base: str) -> int | str | None:
+    """Return the value that `path` defines for a column of `partition_fields`; None for null."""
+    value = _values(path, base)[field.name]
+    return int(value) if value is not None and pa.types.is_integer(field.type) else value
+
+
+def _values(path: str, base: str) -> Mapping[str, str | None]:
+    inner = path.removeprefix(base)
+    pairs = (part.split("=", 1) for part in inner.split("/")[:-1] if "=" in part)
+    return {unquote(name): None if value == _NULL else unquote(value) for name, value in pairs}

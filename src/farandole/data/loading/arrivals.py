@@ -1,0 +1,320 @@
+"""Folders and tables that grow: files that have arrived since the last listing, and whether more will follow."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from farandole.data.formats.file_systems import Files
+from farandole.data.formats.parquet_files import ParquetFiles
+from farandole.data.formats.partitions import base_of
+from farandole.data.formats.places import Place, text_of
+from farandole.data.formats.row_groups import File, RowGroup, Source, in_flight, rows_in
+from farandole.data.formats.sample_formats import Decode, Format, Images, Json, Lines, Shards, Whole
+from farandole.data.formats.samples import FileSource
+from farandole.data.loading.agreement import Gather, together
+from farandole.data.loading.state import NO_VERSION
+from farandole.data.stores.urls import open_url
+from farandole.data.tables.folders import find_table
+from farandole.data.tables.marks import DELTA, ICEBERG, STREAM
+from farandole.data.tables.stream_output import files_of_batches, stream_files
+from farandole.errors import ConfigError, SourceError
+from farandole.masking import mask
+
+__all__ = ["Arrived", "Growing", "Seen", "Until"]
+
+# The name of a marker file, a version, or a function of the paths of all files.
+Until: TypeAlias = str | int | Callable[[Sequence[str]], bool]
+
+_TABLES = {"delta": DELTA, "iceberg": ICEBERG, "stream": STREAM}
+_SAMPLES: dict[str, Callable[..., Format]] = {
+    "bytes": Whole,
+    "images": Images,
+    "jsonl": Json,
+    "tar": Shards,
+    "text": Lines,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Files that are read together as one generation; `last` is True if no generation follows.
+
+    `version` is the table's version, NO_VERSION for a folder; `format` names the way to open the files."""
+
+    files: tuple[File, ...]
+    version: int
+    format: str
+    last: bool
+
+
+class Seen:
+    """The files that were read before, as two hashes for each: of its path, and of its size and mark."""
+
+    def __init__(self, pairs: Iterable[int] = ()) -> None:
+        numbers = list(pairs)
+        self._content = dict(zip(numbers[::2], numbers[1::2], strict=True))
+
+    def numbers(self) -> list[int]:
+        """Return all hashes as one list; `Seen(numbers)` makes an equal object."""
+        return [number for pair in self._content.items() for number in pair]
+
+    def add(self, files: Iterable[File]) -> None:
+        """Add files that were read."""
+        self._content |= {_number(file.path): _number(f"{file.size} {file.mark}") for file in files}
+
+    def new_of(self, files: Sequence[File]) -> list[File]:
+        """Return the files that were not read before; raises `SourceError` for one that changed after it was read."""
+        new = []
+        for file in files:
+            known = self._content.get(_number(file.path))
+            if known is None:
+                new.append(file)
+            elif known != _number(f"{file.size} {file.mark}"):
+                raise SourceError(file.path, "has changed after its rows were read; write new rows to new files")
+        return new
+
+    def lacks_none(self, files: Iterable[File]) -> bool:
+        """Return whether `files` contain every file that was read before."""
+        return self._content.keys() <= {_number(file.path) for file in files}
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
+
+
+class Growing:
+    """A folder or table at `url` to which files are added while it is read; for `GrowingLoader`.
+
+    `until` ends the data. It is the name of a file in the folder that is written after the last data; the last version
+    of a Delta table, or the last batch of a Spark stream; or a function that rank 0 calls with the paths of all files,
+    and that returns True when they are complete. Without `until` the data never ends. `format` is "parquet", "delta",
+    "iceberg", "stream" (the output of a Spark stream), or a format of `files`. By default a table is recognized by its
+    folder, and all other files are read as Parquet. `decode`, `size` and `orient` are arguments of `files`. `classes`
+    are the folders of images, in the order of their labels. `options` are the file system's. `least_files` is the
+    number of new files to wait for before they are read, `poll` the seconds between listings, and `patience` the
+    seconds to wait for new files.
+
+    Files must appear complete: rename them into the folder, or write them to an object store. Raises `ConfigError` for
+    settings that exclude each other.
+    """
+
+    def __init__(
+        self,
+        url: Place,
+        *,
+        until: Until | None = None,
+        format: str | None = None,
+        decode: Decode | None = None,
+        size: tuple[int, int] | None = None,
+        orient: bool = True,
+        classes: Sequence[str] = (),
+        options: Mapping[str, object] | None = None,
+        least_files: int = 1,
+        poll: float = 1.0,
+        patience: float = 3600.0,
+    ) -> None:
+        known = ["parquet", *_TABLES, *_SAMPLES]
+        if format not in (None, *known):
+            raise ConfigError("format", f"must be one of {', '.join(known)}, got {format!r}")
+        if (format == "images") != bool(classes):
+            raise ConfigError("classes", "and format='images' need each other: later folders must have labels, too")
+        if least_files < 1 or poll < 0 or patience <= 0:
+            problem = f"must be >= 1, and poll >= 0 and patience > 0 seconds, got {least_files}, {poll} and {patience}"
+            raise ConfigError("least_files", problem)
+        if isinstance(until, int) and format not in (None, "delta", "stream"):
+            raise ConfigError("until", f"is a version, but {format} has no consecutive versions")
+        self._url, self._until, self._format, self._options = text_of(url), until, format, options
+        self._decode, self._classes = decode, tuple(classes)
+        self._images: dict[str, Any] = {"size": size, "orient": orient}
+        self.least_files, self.poll, self.patience = least_files, poll, patience
+        self._store: Files | None = None
+
+    def __str__(self) -> str:
+        return mask(self._url)
+
+    def look(self, seen: Seen) -> Arrived | None:
+        """Return the files that are not in `seen`; None if they are too few yet. Makes requests: call it on one rank.
+
+        Raises `SourceError` for files that changed after they were read, or that a table no longer has."""
+        opened = self._opened(warn=True)
+        # Checked before the files are listed: the listing then has every file that was written before the marker.
+        marked = isinstance(self._until, str) and opened.exists(f"{_folder(self._url, self._options)}/{self._until}")
+        format = self._format or self._found_format(opened)
+        kind = self._kind(format, opened)
+        files, version = kind.listed(self._until if isinstance(self._until, int) else None)
+        if format in ("delta", "iceberg") and not seen.lacks_none(files):
+            problem = f"version {version} has removed or rewritten files of which rows were read; only add rows to it"
+            raise SourceError(self._url, problem)
+        last = marked
+        if isinstance(self._until, int):
+            last = version >= self._until
+        elif callable(self._until):
+            last = self._until([file.path for file in files])
+        new = seen.new_of(files)
+        return Arrived(tuple(new), version, format, last) if last or len(new) >= self.least_files else None
+
+    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
+        """Open files that `look` returned; collective with `gather`; raises as `ParquetSource` and `files` do."""
+        opened = together(lambda: self._opened(warn=False), gather)
+        return self._kind(arrived.format, opened).open(arrived, gather)
+
+    def _opened(self, *, warn: bool) -> Files:
+        if self._store is None:
+            self._store = Files.at(self._url, self._options, warn=warn)
+        return self._store
+
+    def _kind(self, format: str, opened: Files) -> "_Kind":
+        if format in ("delta", "iceberg"):
+            return _Table(self._url, self._options, format, opened)
+        if format == "stream":
+            return _StreamOutput(self._url, self._options, opened)
+        return _Folder(self._url, self._options, self._samples(format), self._decode, opened)
+
+    def _samples(self, format: str) -> Format | None:
+        if format not in _SAMPLES:
+            return None
+        given = self._images if format in ("images", "tar") else {}
+        return _SAMPLES[format](**given, **({"classes": self._classes} if self._classes else {}))
+
+    def _found_format(self, opened: Files) -> str:
+        table = find_table(self._url, self._options, opened)
+        if table is None:
+            return "parquet"
+        for name, kind in _TABLES.items():
+            if kind == table.kind and (name != "iceberg" or not isinstance(self._until, int)):
+                return name
+        raise SourceError(self._url, f"is {table.kind.name}, which cannot be read until {self._until!r} as it grows")
+
+
+class _Kind(Protocol):
+    """Kind of place to which files are added: a folder, the output of a stream, or a table."""
+
+    def listed(self, most: int | None) -> tuple[Sequence[File], int]:
+        """Return all files of the newest version, but at most version `most`, and that version."""
+        ...
+
+    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
+        """See `Growing.open`."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Folder:
+    url: str
+    options: Mapping[str, object] | None
+    samples: Format | None
+    decode: Decode | None
+    opened: Files
+
+    def listed(self, most: int | None) -> tuple[Sequence[File], int]:
+        if most is not None:
+            return [], NO_VERSION  # `until` is a version, so a table's log will appear
+        suffixes = self.samples.suffixes or "" if self.samples is not None else ".parquet"
+        listed = Files.find(self.url, suffixes, self.options, opened=self.opened, growing=True)[1]
+        if self.opened.web:
+            raise SourceError(self.url, "is on a web server, which cannot list files as they arrive")
+        return listed, NO_VERSION
+
+    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
+        if self.samples is not None:
+            return FileSource(self.opened, arrived.files, self.samples, self.decode, gather)
+        return _parquet(self.opened, arrived, self.url, self.options, gather)
+
+
+@dataclass(frozen=True)
+class _StreamOutput:
+    url: str
+    options: Mapping[str, object] | None
+    opened: Files
+
+    def listed(self, most: int | None) -> tuple[Sequence[File], int]:
+        if not self.opened.exists(f"{_folder(self.url, self.options)}/{STREAM.mark}/"):
+            return [], NO_VERSION
+        newest, files = files_of_batches(self.url, self.options, None, self.opened)
+        if most is not None and newest is not None and newest > most:
+            newest, files = files_of_batches(self.url, self.options, most, self.opened)
+        return files, NO_VERSION if newest is None else newest
+
+    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
+        return _parquet(stream_files(self.url, self.opened), arrived, self.url, self.options, gather)
+
+
+@dataclass(frozen=True)
+class _Table:
+    url: str
+    options: Mapping[str, object] | None
+    format: str
+    opened: Files
+
+    def listed(self, most: int | None) -> tuple[Sequence[File], int]:
+        if find_table(self.url, self.options, self.opened) is None:
+            return [], NO_VERSION
+        source = self._at(None)
+        if most is not None and source.version > most:
+            source = self._at(most)
+        return [file for file, _ in _by_file(source)], source.version
+
+    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
+        return together(lambda: _Added(self._at(arrived.version), {file.path for file in arrived.files}), gather)
+
+    def _at(self, version: int | None) -> Any:
+        # Imported here: each needs a package that other tables do not need.
+        if self.format == "delta":
+            from farandole.data.tables.delta import DeltaSource
+
+            return DeltaSource(self.url, version=version, options=self.options, opened=self.opened)
+        from farandole.data.tables.iceberg import IcebergSource
+
+        return IcebergSource(self.url, snapshot=version, options=self.options, opened=self.opened)
+
+
+def _folder(url: str, options: Mapping[str, object] | None) -> str:
+    """Return the path of a URL in its file system."""
+    return open_url(url, options or {})[1].rstrip("/")
+
+
+def _parquet(
+    files: Files, arrived: Arrived, url: str, options: Mapping[str, object] | None, gather: Gather | None
+) -> Source:
+    base = base_of([_folder(url, options)], [file.path for file in arrived.files], local=files.local)
+    if files.client is None:  # the folder may be on the local disk of each host
+        return together(lambda: ParquetFiles(files, arrived.files, base), gather)
+    return ParquetFiles(files, arrived.files, base, gather)
+
+
+def _by_file(source: Source) -> list[tuple[File, list[RowGroup]]]:
+    found: dict[str, tuple[File, list[RowGroup]]] = {}
+    for group in source.row_groups:
+        found.setdefault(group.file.path, (group.file, []))[1].append(group)
+    return list(found.values())
+
+
+class _Added:
+    """Source of the row groups in some files of a table."""
+
+    def __init__(self, source: Source, paths: set[str]) -> None:
+        self._source, self.schema = source, source.schema
+        self.row_groups: Sequence[RowGroup] = tuple(
+            group for file, groups in _by_file(source) if file.path in paths for group in groups
+        )
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Estimate the bytes from the table's, by the share of rows."""
+        rows = int(rows_in(self._source.row_groups).sum())
+        return self._source.nbytes(columns) * int(rows_in(self.row_groups).sum()) // max(1, rows)
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Read these columns."""
+        return self._source.read(row_group, columns)
+
+    @property
+    def in_flight(self) -> int:
+        """See `farandole.data.formats.row_groups.in_flight`."""
+        return in_flight(self._source)
+
+    def check(self) -> None:
+        """Check the table."""
+        self._source.check()

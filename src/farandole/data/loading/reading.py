@@ -1,0 +1,206 @@
+"""Reading of one rank's rows: its settings, and the pieces from which batches are cut."""
+
+import logging
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from farandole.data.formats.fields import FieldOptions
+from farandole.data.formats.nulls import nulls_in, settled
+from farandole.data.formats.row_groups import RowGroup, in_flight
+from farandole.data.loading.batches import joined, rows_of
+from farandole.data.loading.order import EpochOrder
+from farandole.data.loading.plans import GlobalPlan
+from farandole.data.loading.pool import RUN_BYTES, ReadPool, attempt
+from farandole.data.loading.process_pool import ProcessPool
+from farandole.data.loading.rounds import Columns, Piece, Reader, Transform, read_ahead, read_rounds
+from farandole.data.loading.settings import check_count, check_seconds
+from farandole.data.loading.spill import Spill
+from farandole.errors import ConfigError, DataError
+
+__all__ = ["ROUND_BYTES", "Reading", "checked_meanwhile", "read_pieces", "transformed"]
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+# Bytes of a round if rows need not come from more row groups, and of the pieces of a larger round: they should fit a
+# processor's cache. In file order, each rank has a round of its own.
+ROUND_BYTES = 4 << 20
+# Limits of the rounds that are read because threads would be idle.
+_ROUNDS_AHEAD = 64
+_BYTES_AHEAD = 64 << 20
+_CHOSEN = ("shuffle_window", "lanes", "window")  # from the row groups, where they are None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Settings of reading; those that are None are chosen from the row groups, alike on every rank.
+
+    shuffle, seed: the order. shuffle_row_groups: if False, row groups keep their order, and the rows of a window are
+    shuffled. shuffle_window: the number of rows, of all ranks together, that are shuffled together; larger windows mix
+    better. shuffle_bytes: the most memory of a window that is chosen from the row groups. memory: the bytes of decoded
+    rows that a rank holds; if its windows take more, the rows are in temporary files. lanes: see
+    `loading.order`; with more lanes than ranks, a rank reads fewer row groups. window: `shuffle_window` divided
+    by the number of lanes. workers: the number of threads that read; 0: one thread reads, and the calling thread
+    gathers the rows of a batch. ahead: the number of rounds that are read before they are needed; up to 64 MiB if
+    threads would be idle, unless it is 0. timeout: the seconds to wait for a row group. transform: called on a thread
+    with the columns of any number of rows; must return columns of as many rows. processes: the workers are processes,
+    each with a copy of `transform` that it calls with whole row groups; for functions that hold Python's lock. They
+    wait for a minute after an epoch for the next; every row is copied twice.
+    """
+
+    shuffle: bool = True
+    seed: int = 0
+    shuffle_row_groups: bool = True
+    shuffle_window: int | None = None
+    shuffle_bytes: int = 512 << 20
+    memory: int = 1 << 30
+    lanes: int | None = None
+    window: int | None = None
+    workers: int = 2
+    ahead: int = 1
+    timeout: float = 300.0
+    transform: Transform | None = None
+    processes: bool = False
+    fields: FieldOptions = field(default_factory=FieldOptions)
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "shuffle_window", "shuffle_bytes", "memory", "lanes", "window", "workers", "ahead"):
+            value = getattr(self, name)
+            if value is not None or name not in _CHOSEN:
+                check_count(name, value, 0 if name in ("seed", "memory", "workers", "ahead") else 1)
+        if self.window is not None and self.shuffle_window is not None:
+            raise ConfigError("window", "is shuffle_window divided by the number of lanes; set one of them")
+        check_seconds("timeout", self.timeout)
+        transform: object = self.transform
+        if transform is not None and not callable(transform):
+            raise ConfigError("transform", f"must be a function of columns, got {transform!r}")
+        if not isinstance(self.fields, FieldOptions):
+            raise ConfigError("fields", f"must be FieldOptions(...), got {self.fields!r}")
+        if self.processes and not self.workers:
+            raise ConfigError("processes", "are as many as there are workers, of which there are none")
+
+
+def read_pieces(
+    reader: Reader,
+    asked: Reading,
+    order: EpochOrder,
+    plan: GlobalPlan,
+    rank: int,
+    row_bytes: int,
+    known: dict[RowGroup, pa.Table],
+    planned: Columns,
+) -> Generator[Piece]:
+    """Yield the rows of `rank` from `plan.start` on, in pieces of any length, and read ahead.
+
+    `row_bytes` is an estimate, for the memory that reading ahead may take. Row groups in `known` were read before: each
+    is taken from there once, and not read again. `planned` is that of `transformed`."""
+    transform, rows = asked.transform, order.order.row_groups
+
+    with ExitStack() as stack:
+        # Threads that wait for a store use no processor: one for each request in flight, and a quarter more to decode.
+        far = not asked.processes and in_flight(reader.source) > 0
+        least = max(1, asked.workers)
+
+        def wanted() -> int:
+            return in_flight(reader.source) if far else least
+
+        def weigh(number: int) -> int:
+            return RUN_BYTES if far else int(rows[number]) * row_bytes
+
+        pool: ReadPool[int, Piece]
+        keep = _keeper(asked, order, plan, rank, row_bytes)
+        if asked.processes:
+            act = partial(_each_transformed, reader, transform, planned)
+            pool = ProcessPool(act, asked.workers, weigh, lambda number: reader.source.row_groups[number], keep)
+            transform = None
+        else:
+            read = partial(_each_kept, reader, known, keep)
+            pool = ReadPool(read, lambda: max(least, wanted() * 5 // 4) if far else least, weigh)
+        stack.callback(pool.close)
+        rounds = read_rounds(
+            order,
+            plan,
+            rank,
+            read=pool.submit,
+            wait=pool.wait,
+            ahead=asked.ahead,
+            most_ahead=min(_ROUNDS_AHEAD, _BYTES_AHEAD // (row_bytes * order.order.round_rows)) if asked.ahead else 0,
+            hungry=lambda: pool.unfinished < 2 * wanted(),  # one that is read and one that waits, for each thread
+            timeout=asked.timeout,
+            most_rows=max(1, ROUND_BYTES // row_bytes),
+        )
+        made = (transformed(transform, columns, planned) for columns in rounds)
+        # In file order no rows are gathered, so a thread would only pass on the columns that others have read.
+        with_thread = asked.workers and (asked.shuffle or transform is not None)
+        yield from read_ahead(made, 1, pool.cancel) if with_thread else made
+
+
+def _keeper(asked: Reading, order: EpochOrder, plan: GlobalPlan, rank: int, row_bytes: int) -> Callable[[Piece], Piece]:
+    """Return a function that puts decoded rows where they may stay: in memory, or in files if they are too many.
+
+    A rank holds a window of each of its lanes, the next one, and the row group where they end."""
+    whole = order.order
+    in_lane, largest = -(-whole.rows // whole.lanes), int(np.max(whole.row_groups, initial=0))
+    held = len(plan.lanes_of(rank)) * (min(2 * whole.window, in_lane) + largest) * row_bytes
+    if whole.seed is None or held <= asked.memory:
+        return lambda piece: piece
+    log.info("about %d MiB of decoded rows are held in temporary files: memory is %d", held >> 20, asked.memory)
+    return Spill().keep
+
+
+def _each_kept(
+    reader: Reader, known: dict[RowGroup, pa.Table], keep: Callable[[Piece], Piece], numbers: Sequence[int]
+) -> Iterator[Piece | BaseException]:
+    for piece in reader.each(numbers, known):
+        yield piece if isinstance(piece, BaseException) else attempt(keep, piece)
+
+
+def checked_meanwhile(items: Generator[T], check: Callable[[], None]) -> Generator[T]:
+    """Yield the items; call `check` on a thread meanwhile, and wait for it before the first item is yielded.
+
+    If both fail, raises the error of `check`, which explains that of the first item."""
+    with ThreadPoolExecutor(1, thread_name_prefix="farandole-look") as pool, closing(items):
+        checking = pool.submit(check)
+        try:
+            first = next(items, None)
+        finally:
+            checking.result()
+        if first is not None:
+            yield first
+            yield from items
+
+
+def _each_transformed(
+    reader: Reader, transform: Transform | None, planned: Columns, numbers: Sequence[int]
+) -> Iterator[Piece | BaseException]:
+    for piece in reader.each(numbers, {}):
+        yield piece if isinstance(piece, BaseException) else attempt(transformed, transform, piece, planned)
+
+
+def transformed(transform: Transform | None, piece: Piece, planned: Columns) -> Piece:
+    """Return the columns, with a user's transform applied; `planned` has no rows, and the columns' planned types.
+
+    Raises `DataError` for a transform that changes the number of rows, or leaves nulls or arrays of other lengths."""
+    if transform is None or not piece:
+        return piece
+    columns = joined(piece)
+    # Before the transform, which may fill them in place.
+    nulls = {name: nulls_in(values, planned[name]) for name, values in columns.items() if name in planned}
+    made: Piece = {}
+    for name, values in transform(dict(columns)).items():
+        if len(values) != rows_of(columns):
+            raise DataError(
+                name,
+                f"the transform made {len(values)} rows of {rows_of(columns)}; it may not change their number",
+            )
+        known = name in nulls
+        made[name] = settled(name, columns[name], nulls[name], values, planned[name]) if known else values
+    return made

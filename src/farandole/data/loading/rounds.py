@@ -1,0 +1,303 @@
+"""Rounds of a rank's rows in an epoch, read before they are used."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from farandole.data.formats.fields import Field
+from farandole.data.formats.row_groups import RowGroup, Source, contents_of
+from farandole.data.loading import pool
+from farandole.data.loading.order import EpochOrder, Extent
+from farandole.data.loading.plans import GlobalPlan
+from farandole.data.loading.pool import Pending, attempt
+from farandole.data.loading.values import LooseRows, Values, ValuesOrLoose, cut_down, gather_rows, own_rows
+from farandole.errors import DataError, SourceError
+
+__all__ = ["Columns", "Piece", "Reader", "Transform", "read_ahead", "read_rounds"]
+
+T = TypeVar("T")
+
+# Pieces from which on the rows of a round are copied piece by piece. At once is faster, and takes twice the memory.
+_PIECES = 16
+
+Columns: TypeAlias = dict[str, Values]
+Piece: TypeAlias = dict[str, ValuesOrLoose]  # of a batch; `LooseRows` are copied to the batch
+Transform: TypeAlias = Callable[[Columns], Columns]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reader and converter of single row groups; can be pickled for another process."""
+
+    source: Source
+    fields: tuple[Field, ...]
+
+    def each(self, numbers: Sequence[int], known: dict[RowGroup, pa.Table]) -> Iterator[Piece | BaseException]:
+        """Yield all columns of each row group, or an error that names it: mostly `DataError` or `SourceError`.
+
+        Row groups in `known` were read before: each is taken from there once, and not read again."""
+        groups = self.source.row_groups
+        row_groups = [groups[number] for number in numbers]
+        contents = attempt(contents_of, self.source, row_groups)
+        if isinstance(contents, BaseException):
+            contents = [None] * len(row_groups)  # reading the row group by itself raises the error
+        for row_group, content in zip(row_groups, contents, strict=True):
+            table = known.pop(row_group, None) if known else None
+            if table is None:
+                yield attempt(self._read, row_group, content)
+            else:
+                yield attempt(self._convert, row_group, table)
+
+    def __call__(self, row_group: RowGroup) -> Piece:
+        """Return all columns of the row group; raises the errors that `each` yields."""
+        return self._read(row_group, None)
+
+    def _read(self, row_group: RowGroup, content: bytes | None) -> Piece:
+        columns: Callable[..., Piece] | None = getattr(self.source, "columns", None)
+        if columns is None:
+            return self._convert(row_group, self.source.read(row_group, [field.name for field in self.fields]))
+        with self._naming(row_group):
+            made = columns(row_group, self.fields, content)
+        self._check(row_group, len(next(iter(made.values()))))
+        return made
+
+    def _convert(self, row_group: RowGroup, table: pa.Table) -> Piece:
+        self._check(row_group, table.num_rows)
+        with self._naming(row_group):
+            return {field.name: field.values(table[field.name]) for field in self.fields}
+
+    def _check(self, row_group: RowGroup, rows: int) -> None:
+        if rows != row_group.rows:
+            raise SourceError(
+                row_group.file.path,
+                f"row group {row_group.number} has {rows} rows, not the {row_group.rows} of the plan",
+            )
+
+    @contextmanager
+    def _naming(self, row_group: RowGroup) -> Iterator[None]:
+        try:
+            yield
+        except DataError as error:
+            raise DataError(error.column, f"{row_group}: {error.problem}") from error
+        except pa.ArrowException as error:
+            raise DataError("", f"{row_group}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A lane's rows of one round: their extents, and the row groups, which may be still to come."""
+
+    lane: int
+    pieces: list[tuple[Extent, Pending[Piece]]]
+
+
+def read_rounds(
+    order: EpochOrder,
+    plan: GlobalPlan,
+    rank: int,
+    *,
+    read: Callable[[int], Pending[Piece]],
+    wait: Callable[[Sequence[Pending[Piece]], float], bool],
+    ahead: int,
+    most_ahead: int,
+    hungry: Callable[[], bool],
+    timeout: float,
+    most_rows: int,
+) -> Iterator[Piece]:
+    """Yield the rank's rows of each round from `plan.start` on, in the epoch's order, in one or several pieces.
+
+    If a round's shuffled rows are many more than `most_rows`, they are copied to pieces of so many.
+    `read` starts to read a row group, and `wait` is that of `ReadPool`. The row groups of `ahead` rounds are started
+    before they are needed. After the first round, which must not wait for later ones, up to `most_ahead` rounds are
+    started while `hungry()` is true. A lane drops a row group when its last row there has been yielded. Raises
+    `SourceError` if a row group is not read within `timeout` seconds.
+    """
+    whole = order.order
+    lanes = plan.lanes_of(rank)
+    held: dict[int, dict[int, Pending[Piece]]] = {lane: {} for lane in lanes}
+    waiting: deque[tuple[int, list[_Window]]] = deque()
+    scratch: dict[str, NDArray[Any]] = {}  # reused: allocating memory costs more than writing to it
+    first = plan.start // whole.round_rows
+    last = -(-plan.after(plan.steps - 1) // whole.round_rows) if plan.steps else first
+    begun = first
+    for turn in range(first, last):
+        while begun < last and (begun <= turn + ahead or (first < turn and len(waiting) < most_ahead and hungry())):
+            waiting.append((begun, [_start(order, lane, begun, held[lane], read) for lane in lanes]))
+            begun += 1
+        number, windows = waiting.popleft()
+        come = partial(_come, wait, timeout, time.monotonic() + timeout)
+        rows = _rows_in_pool(order, plan, rank, number, windows)
+        asked = [piece for window in windows for piece in window.pieces]
+        del windows
+        if isinstance(rows, slice):
+            yield from _sliced(asked, rows, come)
+        else:
+            yield from _gathered(asked, rows, come, scratch, most_rows)
+        del asked
+
+
+def _start(
+    order: EpochOrder,
+    lane: int,
+    number: int,
+    held: dict[int, Pending[Piece]],
+    read: Callable[[int], Pending[Piece]],
+) -> _Window:
+    pieces = []
+    for extent in order.extents(lane, number):
+        if extent.row_group not in held:
+            held[extent.row_group] = read(extent.row_group)
+        pieces.append((extent, held[extent.row_group]))
+    # Only the window's last row group may have rows in the lane's next window.
+    for done in [group for group in held if not pieces or group != pieces[-1][0].row_group]:
+        del held[done]
+    return _Window(lane, pieces)
+
+
+def _sliced(
+    asked: Sequence[tuple[Extent, Pending[Piece]]], rows: slice, come: Callable[[Sequence[Pending[Piece]]], None]
+) -> Iterator[Piece]:
+    """Yield slices of row groups: no rows are copied, and each row group is awaited only when its rows are due."""
+    for extent, pending in _within(asked, rows):
+        come([pending])
+        columns = pending.result()
+        yield {name: _own(values[extent.first : extent.last]) for name, values in columns.items()}
+
+
+def _gathered(
+    asked: Sequence[tuple[Extent, Pending[Piece]]],
+    rows: NDArray[np.int64],
+    come: Callable[[Sequence[Pending[Piece]]], None],
+    scratch: dict[str, NDArray[Any]],
+    most_rows: int,
+) -> Iterator[Piece]:
+    """Yield copies of these rows, all at once, or `most_rows` at a time if they are many more."""
+    # One waiting for all row groups: waking after each would take Python's lock from the threads that decode.
+    come([pending for _, pending in asked])
+    if not asked:
+        return
+    pieces = [(extent, pending.result()) for extent, pending in asked]
+    parts = {name: [columns[name][each.first : each.last] for each, columns in pieces] for name in pieces[0][1]}
+    if len(rows) <= _PIECES * most_rows:
+        yield {name: gather_rows(values, rows, scratch, name) for name, values in parts.items()}
+        return
+    for first in range(0, len(rows), most_rows):
+        some = rows[first : first + most_rows]
+        standing = np.argsort(some)
+        places = np.empty_like(standing)
+        places[standing] = np.arange(len(some))
+        yield {
+            name: gather_rows(cut_down(values, some[standing]), places, scratch, name) for name, values in parts.items()
+        }
+
+
+def _own(values: ValuesOrLoose) -> ValuesOrLoose:
+    return values if isinstance(values, LooseRows) else own_rows(values)
+
+
+def _within(pieces: Iterable[tuple[Extent, T]], rows: slice) -> Iterator[tuple[Extent, T]]:
+    """Yield the parts of consecutive pieces that are in the range `rows` of all their rows."""
+    passed = 0
+    for extent, piece in pieces:
+        first = extent.first + max(0, rows.start - passed)
+        last = min(extent.last, extent.first + rows.stop - passed)
+        if first < last:
+            yield Extent(extent.row_group, first, last), piece
+        passed += extent.last - extent.first
+
+
+def _come(
+    wait: Callable[[Sequence[Pending[Piece]], float], bool],
+    timeout: float,
+    deadline: float,
+    pending: Sequence[Pending[Piece]],
+) -> None:
+    """Wait for row groups; raises the error of one that failed, and `SourceError` at the deadline."""
+    if not wait(pending, max(0.0, deadline - time.monotonic())):
+        raise SourceError("the data", f"a row group has not come within {timeout:g} s; raise the timeout")
+
+
+def _rows_in_pool(
+    order: EpochOrder, plan: GlobalPlan, rank: int, number: int, windows: list[_Window]
+) -> NDArray[np.int64] | slice:
+    """Return the indices of the rank's rows of this round among the rows of all `windows`, laid end to end."""
+    whole = order.order
+    begin, end = number * whole.round_rows, (number + 1) * whole.round_rows
+    starts = np.zeros(whole.lanes, np.int64)
+    places, passed = [], 0
+    for window in windows:
+        starts[window.lane] = passed
+        shuffled = order.shuffled(window.lane, number)
+        shuffled += passed
+        places.append(shuffled)
+        passed += len(shuffled)
+    if whole.seed is not None and end <= whole.rows and plan.takes_whole_lanes(begin, end):
+        # The usual case, where lanes take turns; a fast form of the general case below.
+        return np.stack(places, axis=1).reshape(-1)
+    positions = plan.stream(rank, begin, end)
+    in_windows = starts[positions % whole.lanes] + positions // whole.lanes - number * whole.window
+    if whole.seed is None and len(windows) == 1:
+        # In file order, if the rank takes consecutive rows of a single lane: nothing to gather.
+        first = int(in_windows[0]) if len(in_windows) else 0
+        if len(in_windows) and int(in_windows[-1]) - first + 1 == len(in_windows):
+            return slice(first, first + len(in_windows))
+    rows: NDArray[np.int64] = np.concatenate([np.arange(0), *places])[in_windows]
+    return rows
+
+
+def read_ahead(rounds: Iterator[Piece], depth: int, cancel: Callable[[], None]) -> Iterator[Piece]:
+    """Yield the rounds; a thread makes up to `depth` of them in advance.
+
+    The thread ends with the last round, with an error, which is raised here, and when this generator is closed. Closing
+    calls `cancel`, which must end the thread's waiting for a row group, and waits up to `pool.PATIENCE` seconds for the
+    thread, which may be in a function of the user."""
+    ready: deque[Piece] = deque()
+    changed = threading.Condition()
+    ended: list[BaseException | None] = []
+    closed = threading.Event()
+
+    def work() -> None:
+        failure: BaseException | None = None
+        try:
+            for columns in rounds:
+                with changed:
+                    changed.wait_for(lambda: closed.is_set() or len(ready) < depth)
+                    if closed.is_set():
+                        break
+                    ready.append(columns)
+                    changed.notify_all()
+        except BaseException as error:
+            failure = error  # raised by the generator
+        with changed:
+            ended.append(failure)
+            changed.notify_all()
+
+    thread = threading.Thread(target=work, name="farandole-rounds", daemon=True)
+    thread.start()
+    try:
+        while True:
+            with changed:
+                # Without a deadline: reading a row group has one, and the thread always reports its end.
+                changed.wait_for(lambda: ready or ended)
+                if not ready:
+                    break
+                columns = ready.popleft()
+                changed.notify_all()
+            yield columns
+        if ended[0] is not None:
+            raise ended[0]
+    finally:
+        with changed:
+            closed.set()
+            changed.notify_all()
+        cancel()
+        thread.join(pool.PATIENCE)

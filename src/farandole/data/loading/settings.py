@@ -1,0 +1,43 @@
+"""Checks of loaders' settings, before any work starts."""
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import get_args
+
+from farandole.data.loading.plans import Policy
+from farandole.errors import ConfigError
+
+__all__ = ["check_count", "check_loader", "check_seconds", "check_source"]
+
+
+def check_count(setting: str, value: object, least: int) -> None:
+    """Raise `ConfigError` unless `value` is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(setting, f"must be an integer, got {value!r}")
+    if int(value) < least:
+        raise ConfigError(setting, f"must be >= {least}, got {value}")
+
+
+def check_seconds(setting: str, value: object) -> None:
+    """Raise `ConfigError` unless `value` is a number above 0."""
+    if not isinstance(value, Real) or not float(value) > 0:
+        raise ConfigError(setting, f"must be > 0 seconds, got {value!r}")
+
+
+def check_source(source: object) -> None:
+    """Raise `ConfigError` unless `source` is a `Source`."""
+    if not all(hasattr(source, name) for name in ("schema", "row_groups", "read")):
+        raise ConfigError("source", f"must be a source of rows such as ParquetSource(url), got {source!r}")
+
+
+def check_loader(batch_size: object, policy: object, columns: Sequence[str] | None, rank: object, size: object) -> None:
+    """Raise `ConfigError` for an invalid argument of a loader."""
+    check_count("batch_size", batch_size, 1)
+    if policy not in get_args(Policy):
+        raise ConfigError("policy", f"must be one of {', '.join(get_args(Policy))}, got {policy!r}")
+    if isinstance(columns, str) or not all(isinstance(name, str) for name in columns or ()):
+        raise ConfigError("columns", f"must be a list of names, got {columns!r}")
+    check_count("size", size, 1)
+    check_count("rank", rank, 0)
+    if not rank < size:  # type: ignore[operator]
+        raise ConfigError("rank", f"must be in 0..{size - 1}, got {rank}")  # type: ignore[operator]

@@ -1,0 +1,1 @@
+"""Object stores and web servers: a client each, and requests for ranges."""

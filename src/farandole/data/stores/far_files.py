@@ -1,0 +1,131 @@
+"""Clients that read ranges of remote files, one kind per store, and listings of a store's files."""
+
+import bisect
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import fsspec
+
+from farandole.data.formats.row_groups import File
+from farandole.data.stores.flight import MOST_IN_FLIGHT
+from farandole.data.stores.ranges import RangeClient
+from farandole.data.tables.marks import is_web
+from farandole.masking import mask, secret_values
+
+__all__ = ["list_places", "look_at", "range_client"]
+
+log = logging.getLogger(__name__)
+
+_PAGE = 1000  # objects per page of a listing
+
+
+def range_client(
+    url: str, options: Mapping[str, object], fs: fsspec.AbstractFileSystem, *, warn: bool
+) -> RangeClient | None:
+    """Return a client for the store of a URL; None for stores that are read through fsspec's file system alone.
+
+    With `warn`, logs a warning if this kind of store has a client, but the client cannot be made."""
+    # Imported here: each needs a package that other stores do not need.
+    if is_web(fs):
+        from farandole.data.stores.web_client import WebClient
+
+        return WebClient(fs)
+    package = type(fs).__module__.partition(".")[0]
+    if package == "gcsfs":
+        from farandole.data.stores.gs_client import GsClient
+
+        return GsClient(fs)
+    if package == "adlfs":
+        from farandole.data.stores.azure_client import AzureClient
+
+        return AzureClient(fs)
+    if urlsplit(url).scheme in ("s3", "s3a"):
+        try:
+            from farandole.data.stores.s3_client import S3Client
+
+            return S3Client(url, options)
+        except (ImportError, ValueError) as lacking:
+            if warn:
+                log.warning(
+                    "%s is read by %s, which makes several times as many requests, as the client of farandole[s3] "
+                    "cannot be made: %s",
+                    mask(url),
+                    type(fs).__name__,
+                    mask(str(lacking), *secret_values(options)),
+                )
+    return None
+
+
+def list_places(client: RangeClient, places: Sequence[str]) -> list[tuple[list[File], bool]] | None:
+    """Return for each place its files, and whether it is a folder; None if the store has no listings.
+
+    Lists all places with one listing if that takes few requests. Raises as `Flight.call` does."""
+    shared = _shared(places)
+    common = client.listing(shared, _most_pages(len(places))) if len(places) > 1 and "/" in shared else None
+    if common is not None:
+        listed = _Listing(common)
+        return [listed.at(place) for place in places]
+    found = [_listed(client, place) for place in places]
+    return [_Listing(files).at(place) for place, files in zip(places, found, strict=True) if files is not None] or None
+
+
+def _listed(client: RangeClient, place: str) -> list[File] | None:
+    """List a file, or a folder without its siblings if those make the listing long ("train" and "train-2023/...")."""
+    short = client.listing(place, 2)
+    return short if short is not None else client.listing(f"{place}/", None) or client.listing(place, None)
+
+
+class _Listing:
+    """Files by path."""
+
+    def __init__(self, files: Sequence[File]) -> None:
+        self._files = sorted(files, key=lambda file: file.path)  # not every store lists them in this order
+        self._paths = [file.path for file in self._files]
+
+    def at(self, place: str) -> tuple[list[File], bool]:
+        """Return the file at `place` or the files in folder `place`, and whether it is a folder."""
+        here = bisect.bisect_left(self._paths, place)
+        if self._paths[here : here + 1] == [place]:
+            return [self._files[here]], False
+        folder = place.rstrip("/")
+        first, last = (bisect.bisect_left(self._paths, folder + sign) for sign in "/0")  # "0" comes after "/"
+        # Some tools mark folders with empty objects whose paths end in "/".
+        return [file for file in self._files[first:last] if not file.path.endswith("/")], True
+
+
+def look_at(client: RangeClient, paths: Sequence[str]) -> list[File]:
+    """Return the current size and mark of each file; raises `FileNotFoundError` for a file that is gone.
+
+    Uses one listing if that takes fewer requests than one for each file."""
+    shared = _shared(paths)
+    if len(paths) > 2 and "/" in shared:
+        listed = client.listing(shared, _most_pages(len(paths)))
+        if listed is not None:
+            files = {file.path: file for file in listed}
+            gone = next((path for path in paths if path not in files), None)
+            if gone is not None:
+                raise FileNotFoundError(gone)
+            return [files[path] for path in paths]
+
+    def look(path: str) -> File:
+        return client.flight.call(client.url(path), lambda: client.look(path))
+
+    if len(paths) == 1:
+        return [look(paths[0])]
+    with ThreadPoolExecutor(MOST_IN_FLIGHT, thread_name_prefix="farandole-look") as pool:
+        return list(pool.map(look, paths))
+
+
+def _shared(paths: Sequence[str]) -> str:
+    """Return the longest common prefix of the paths, which may end within a name; listings accept any prefix."""
+    least, most = min(paths), max(paths)
+    length = next(
+        (place for place, (one, other) in enumerate(zip(least, most, strict=False)) if one != other), len(least)
+    )
+    return least[:length]
+
+
+def _most_pages(count: int) -> int:
+    return 2 * count // _PAGE + 2

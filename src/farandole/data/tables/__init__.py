@@ -1,0 +1,1 @@
+"""Tables of other systems: Delta, Iceberg, Spark's streams."""

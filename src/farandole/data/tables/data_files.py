@@ -1,0 +1,286 @@
+"""Data files of a table at one version, in pieces of rows that are planned from the table's log alone.
+
+A log lists the rows and bytes of each file, but not its row groups. So large files are cut into pieces by rows. A
+loader treats a piece as a row group; reading a piece decodes the row groups that overlap it."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from farandole.data.formats.encryption import refuse_encrypted
+from farandole.data.formats.file_systems import Files
+from farandole.data.formats.old_times import times_as_meant
+from farandole.data.formats.parquet_files import spans_of
+from farandole.data.formats.pruning import Bounds, bounded_kind
+from farandole.data.formats.row_groups import File, RowGroup, RowGroups, rows_in
+from farandole.data.stores.ranges import Span
+from farandole.errors import DataError, SourceError
+
+__all__ = ["DataFile", "TableColumn", "TableSource"]
+
+PIECE_BYTES = 64 << 20  # compressed bytes of a file per piece
+WHOLE_BYTES = 1 << 20  # a remote file of at most this size is fetched whole, with one request
+_OPENERS = 16
+_FIELD_ID = b"PARQUET:field_id"
+_TEXT_FACTOR = 4  # estimated bytes in memory per byte in a file, for types without a fixed width
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file of the table.
+
+    rows: the number of rows in the file, including deleted ones; -1 if the log does not list it. constants: by name,
+    the value of each column that has the same value in all rows. kept: a bit per row, False for a deleted row; None if
+    no row is deleted."""
+
+    file: File
+    rows: int
+    constants: Mapping[str, object]
+    kept: NDArray[np.uint8] | None = None
+
+    def span(self, piece: int) -> tuple[int, int]:
+        """Return the half-open range of rows of a piece."""
+        count = self.pieces
+        return piece * self.rows // count, (piece + 1) * self.rows // count
+
+    @property
+    def pieces(self) -> int:
+        """The number of pieces of the file."""
+        return max(1, min(self.rows, -(-self.file.size // PIECE_BYTES)))
+
+    def mask(self, first: int, last: int) -> NDArray[np.bool_] | None:
+        """Return for each row from `first` to `last` whether it is kept; None if the file has no deleted rows."""
+        return None if self.kept is None else np.unpackbits(self.kept, count=self.rows)[first:last].astype(bool)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumn:
+    """A column of the table, and the way to find it in a file.
+
+    A file that has field ids holds the column under `field_id`, another file under one of `names`. In files without the
+    column, its value is `default`."""
+
+    field: pa.Field
+    names: tuple[str, ...]
+    field_id: int | None = None
+    default: object = None
+
+    def find(self, schema: pa.Schema, *, by_id: bool) -> pa.Field | None:
+        """Return the field of a file's schema that holds the column; None if the file does not have it."""
+        if by_id:
+            return next((each for each in schema if _id_of(each) == self.field_id), None)
+        return next((schema.field(name) for name in self.names if name in schema.names), None)
+
+
+class TableSource:
+    """Rows of a table at one version, from the files, row counts and columns that its log lists.
+
+    `gone` is the error text for a file that no longer exists. Making a source opens only files whose row count the log
+    does not list. Raises `SourceError` for files that differ from the log."""
+
+    def __init__(self, files: Files, data: Sequence[DataFile], columns: Sequence[TableColumn], gone: str) -> None:
+        self._files = replace(files, gone=gone)
+        self._data = self._with_rows(data)
+        self._columns = {column.field.name: column for column in columns}
+        self._by_path = {each.file.path: each for each in self._data}
+        if len(self._by_path) < len(self._data):
+            raise SourceError(self._data[0].file.path, "the table's log has a file twice")
+        self._footers: dict[str, pq.FileMetaData] = {}  # of files in several pieces, and of remote files
+        self.schema = pa.schema([column.field for column in columns])
+        counts = [each.pieces for each in self._data]
+        self.row_groups: Sequence[RowGroup] = RowGroups([each.file for each in self._data], counts, self._sizes(counts))
+
+    def _sizes(self, counts: Sequence[int]) -> NDArray[np.int64]:
+        """Return the number of rows of each piece, without deleted rows."""
+        of_file = np.repeat(np.arange(len(counts)), counts)
+        pieces = np.array(counts, np.int64)
+        starts = np.cumsum(pieces) - pieces
+        number = np.arange(len(of_file)) - starts[of_file]
+        rows = np.array([each.rows for each in self._data], np.int64)[of_file]
+        sizes: NDArray[np.int64] = (number + 1) * rows // pieces[of_file] - number * rows // pieces[of_file]
+        for place, each in enumerate(self._data):
+            if each.kept is not None:
+                first = int(starts[place])
+                sizes[first : first + counts[place]] = [_count(each, piece) for piece in range(counts[place])]
+        return sizes
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Estimate from the types' widths; for types without one, from the sizes of the files."""
+        rows, held = int(rows_in(self.row_groups).sum()), sum(each.file.size for each in self._data)
+        widths = {name: _width(column.field.type) for name, column in self._columns.items()}
+        unknown = sum(width is None for width in widths.values())
+        each_unknown = _TEXT_FACTOR * held // max(1, unknown)
+        chosen = (widths[name] for name in columns)
+        return sum(each_unknown if width is None else rows * width for width in chosen)
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Read these columns of a piece; raises `SourceError` naming the file, `DataError` naming the column."""
+        data = self._by_path[row_group.file.path]
+        first, last = data.span(row_group.number)
+        with self._files.fetching(data.file) as opened:
+            known = self._footers.get(data.file.path)
+            if data.file.size <= WHOLE_BYTES or (data.pieces == 1 and len(columns) == len(self._columns)):
+                opened.fetch(lambda: [Span(0, data.file.size)])  # data and footer in one request
+            elif known is None:
+                opened.fetch_tail()
+            buffered = not self._files.local and opened.far is None
+            options = {"pre_buffer": buffered, "page_checksum_verification": self._files.verify}
+            with pq.ParquetFile(opened.stream, metadata=known, **options) as parquet:
+                if known is None:
+                    refuse_encrypted(opened.stream, parquet.metadata, data.file.path)
+                self._check_footer(data, parquet.metadata)
+                found = self._locate(data, parquet.schema_arrow, columns)
+                names = [field.name for field in found.values() if field is not None]
+                taken, skipped = _row_groups(parquet.metadata, first, last)
+                opened.fetch(lambda: spans_of(parquet.metadata, taken, names))
+                read = parquet.read_row_groups(taken, columns=names, use_threads=False) if names else None
+                if read is not None:
+                    read = times_as_meant(opened.stream, parquet.metadata, taken, read, data.file.path)
+        read = None if read is None else read.slice(skipped, last - first)
+        made = [self._make(name, found[name], read, data, last - first) for name in columns]
+        table = pa.table(made, schema=pa.schema([self.schema.field(name) for name in columns]))
+        mask = data.mask(first, last)
+        return table if mask is None else table.filter(pa.array(mask))
+
+    @property
+    def in_flight(self) -> int:
+        """See `farandole.data.formats.row_groups.in_flight`."""
+        return self._files.client.flight.most if self._files.client is not None else 0
+
+    def check(self) -> None:
+        """Raise `SourceError` if a local file has changed or vanished.
+
+        Files of a table are written once, so remote files are not checked here; reading a missing one is an error."""
+        if self._files.local:
+            self._files.check([each.file for each in self._data])
+
+    def bounds(self, column: str) -> Bounds | None:
+        """Return a column's bounds in each piece, from the log; None if the log has none."""
+        field = self.schema.field(column)
+        if not bounded_kind(field.type):
+            return None
+        found = self._file_bounds(column)
+        if found is None:
+            return None
+        least, most, nulls = found
+        places = np.repeat(np.arange(len(self._data)), [each.pieces for each in self._data])
+        # The log counts the nulls of a whole file, including those of rows that were deleted later.
+        whole = np.array([each.pieces == 1 and each.kept is None for each in self._data], bool)
+        counts = np.where(whole, nulls, -1)
+        kind = field.type
+        return Bounds(least.cast(kind).take(pa.array(places)), most.cast(kind).take(pa.array(places)), counts[places])
+
+    def _file_bounds(self, column: str) -> tuple[pa.Array, pa.Array, NDArray[np.int64]] | None:
+        """Return a column's least value, greatest value and count of nulls in each file; -1 for an unknown count."""
+        values = [each.constants.get(column) for each in self._data]
+        if not self._data or any(column not in each.constants for each in self._data):
+            return None
+        array = pa.array(values, self.schema.field(column).type)
+        nulls = [0 if value is not None else each.rows for value, each in zip(values, self._data, strict=True)]
+        return array, array, np.array(nulls, np.int64)
+
+    def _with_rows(self, data: Sequence[DataFile]) -> tuple[DataFile, ...]:
+        unknown = [each for each in data if each.rows < 0]
+        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
+            counts = dict(
+                zip((each.file.path for each in unknown), pool.map(self._rows_in_footer, unknown), strict=True)
+            )
+        return tuple(replace(each, rows=counts.get(each.file.path, each.rows)) for each in data)
+
+    def _rows_in_footer(self, data: DataFile) -> int:
+        with self._files.open(data.file) as opened:
+            return int(pq.read_metadata(opened).num_rows)
+
+    def _check_footer(self, data: DataFile, footer: pq.FileMetaData) -> None:
+        if footer.num_rows != data.rows:
+            raise SourceError(data.file.path, f"has {footer.num_rows} rows, but {data.rows} in the table's log")
+        if data.pieces > 1 or self._files.client is not None:
+            self._footers[data.file.path] = footer
+
+    def _locate(self, data: DataFile, schema: pa.Schema, names: Sequence[str]) -> dict[str, pa.Field | None]:
+        columns = [self._columns[name] for name in names]
+        by_id = any(_id_of(field) is not None for field in schema)
+        if not by_id and any(column.field_id is not None and not column.names for column in columns):
+            raise SourceError(
+                data.file.path, "has no field ids, and the table has no name mapping that tells which column is which"
+            )
+        ids = [column.field_id is not None and by_id for column in columns]
+        return {
+            column.field.name: None
+            if column.field.name in data.constants and not has_id
+            else column.find(schema, by_id=has_id)
+            for column, has_id in zip(columns, ids, strict=True)
+        }
+
+    def _make(
+        self, name: str, field: pa.Field | None, read: pa.Table | None, data: DataFile, rows: int
+    ) -> pa.Array | pa.ChunkedArray:
+        kind = self._columns[name].field.type
+        if field is None or read is None:
+            value = data.constants.get(name, self._columns[name].default)
+            return pa.repeat(pa.scalar(value, kind), rows)
+        column = read[field.name]
+        if column.type == kind:
+            return column
+        if pa.types.is_null(column.type):
+            return pa.nulls(rows, kind)
+        if not same_within(field.type, kind):
+            raise DataError(name, f"is {kind} in the table, but {field.type} in {data.file.path}")
+        try:
+            return column.cast(kind)
+        except pa.ArrowException as error:
+            problem = f"is {kind} in the table, but {field.type} in {data.file.path}: {error}"
+            raise DataError(name, problem) from error
+
+
+def same_within(found: pa.DataType, asked: pa.DataType) -> bool:
+    """Return whether a cast keeps all fields: nested structs must have the same names in the same order."""
+    if pa.types.is_struct(asked) or pa.types.is_struct(found):
+        if not (pa.types.is_struct(asked) and pa.types.is_struct(found)) or found.num_fields != asked.num_fields:
+            return False
+        pairs = zip(found, asked, strict=True)
+        return all(one.name == other.name and same_within(one.type, other.type) for one, other in pairs)
+    if pa.types.is_map(asked) or pa.types.is_map(found):
+        return bool(found == asked)
+    lists = [bool(pa.types.is_nested(kind)) for kind in (found, asked)]
+    if all(lists):
+        return same_within(found.value_type, asked.value_type)
+    return not any(lists)
+
+
+def _id_of(field: pa.Field) -> int | None:
+    text = (field.metadata or {}).get(_FIELD_ID)
+    return None if text is None else int(text)
+
+
+def _count(data: DataFile, piece: int) -> int:
+    first, last = data.span(piece)
+    mask = data.mask(first, last)
+    return last - first if mask is None else int(mask.sum())
+
+
+def _row_groups(footer: pq.FileMetaData, first: int, last: int) -> tuple[list[int], int]:
+    """Return the row groups that overlap rows `first` to `last` (half-open), and how many of their rows to skip."""
+    taken: list[int] = []
+    start, passed = 0, 0
+    for number in range(footer.num_row_groups):
+        rows = footer.row_group(number).num_rows
+        if passed < last and passed + rows > first:
+            start = passed if not taken else start
+            taken.append(number)
+        passed += rows
+    return taken, first - start
+
+
+def _width(kind: pa.DataType) -> int | None:
+    """Return the bytes of a value in memory; None for types whose values differ in size."""
+    try:
+        width = int(kind.bit_width)
+    except ValueError:
+        return None
+    return max(1, width // 8)

@@ -1,0 +1,1 @@
+"""Estimators and their fitted models: parameters, stores, files, and trainers for each framework."""

@@ -1,0 +1,397 @@
+"""Keras on Spark DataFrames: `KerasEstimator(...).fit(df)` returns a `KerasModel`, whose `transform` predicts."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import cloudpickle
+
+from farandole.errors import ConfigError
+from farandole.extras import importing
+
+with importing("farandole.spark.keras"):
+    import keras
+    import pandas as pd
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import DataFrame
+
+    from farandole.estimators import checks
+    from farandole.estimators.backend import Backend
+    from farandole.estimators.estimator import DataFrameEstimator
+    from farandole.estimators.folders import Folder
+    from farandole.estimators.history import NO_SCORES, EpochLogger
+    from farandole.estimators.params import check_together, param
+    from farandole.estimators.persistence import PARAMETERS, dumped_parameters, loaded_parameters
+    from farandole.estimators.predictions.batches import column_type
+    from farandole.estimators.predictions.keras import KerasPredictor
+    from farandole.estimators.store import FilesystemStore
+    from farandole.estimators.trainers.checkpoint import Checkpoint
+    from farandole.estimators.trainers.keras.model import (
+        Inputs,
+        all_custom_objects,
+        choose_backend,
+        dump_model,
+        dump_object,
+        load_model,
+        load_object,
+        load_state,
+        model_file,
+        optimizer_variables,
+        read_model,
+    )
+    from farandole.estimators.trainers.keras.training import KerasJob, train
+    from farandole.estimators.trainers.run import RunPlan
+    from farandole.estimators.transformer import DataFrameModel, first_row
+    from farandole.keras.generation import generation_of
+
+__all__ = ["KerasEstimator", "KerasModel"]
+
+_FILE, _CUSTOM = "model.keras", "custom_objects.pickle"
+
+
+def _model(value: object) -> Any:
+    library = generation_of(value).library
+    if not isinstance(value, library.Model):
+        raise ConfigError("model", f"must be a Model of Keras 3 or tf_keras, got {type(value).__name__}")
+    if library is not keras and keras.config.backend() != "tensorflow":
+        raise ConfigError("model", f"is of tf_keras; set KERAS_BACKEND=tensorflow, not {keras.config.backend()}")
+    return value
+
+
+def _optimizer(value: object) -> Any:
+    made = keras.optimizers.get(value) if isinstance(value, str) else value  # raises an error for an unknown name
+    if not isinstance(made, generation_of(made).KINDS):
+        raise ConfigError("optimizer", f"must be an optimizer of Keras or its name, got {type(value).__name__}")
+    return value
+
+
+def _callbacks(value: object) -> list[Any]:
+    given = checks.objects("callbacks")(value)
+    if not all(isinstance(each, generation_of(each).library.callbacks.Callback) for each in given):
+        raise ConfigError("callbacks", f"must be a list of keras.callbacks.Callback, got {value!r}")
+    return given
+
+
+def _checkpoint(value: object) -> Any:
+    if not isinstance(value, generation_of(value).library.callbacks.ModelCheckpoint):
+        raise ConfigError("checkpoint_callback", f"must be a ModelCheckpoint, got {type(value).__name__}")
+    return value
+
+
+def _per_output(setting: str, value: object, model: Any) -> list[Any]:
+    """Return an argument of `compile` as a list with an item per output, or with one item for all outputs."""
+    if not isinstance(value, Mapping):
+        return list(value) if isinstance(value, (list, tuple)) else [value]
+    outputs = getattr(model, "output", None)
+    # The names of outputs in a dictionary are its keys; `output_names` are the layers'.
+    names = sorted(outputs) if isinstance(outputs, Mapping) else list(getattr(model, "output_names", None) or ())
+    if sorted(names) != sorted(value):
+        has = f"its outputs are {names}" if names else "the names of its outputs are unknown"
+        raise ConfigError(setting, f"of the model has the names {list(value)}, and {has}; give a list, one per label")
+    return [value[name] for name in names]
+
+
+def _environment(value: object) -> dict[str, str]:
+    given = checks.mapping("backend_env")(value)
+    if wrong := ", ".join(name for name, each in given.items() if not isinstance(each, str)):
+        raise ConfigError("backend_env", f"holds values that are not texts, of {wrong}; write them in quotes")
+    return given
+
+
+class KerasEstimator(DataFrameEstimator["KerasModel"]):
+    """Trains a model of Keras 3 or tf_keras on a DataFrame's rows, on `num_proc` ranks, with this process' backend.
+
+    The model takes one input per feature column and returns one output per label column. `loss`, `loss_weights`,
+    `metrics` and `optimizer` are arguments of `compile`; `optimizer` and `loss` default to those of a compiled model,
+    `loss_weights` to those of its loss. The learning rate is multiplied by the number of ranks, and the gradient is
+    the mean over all rows of a step. `callbacks` run on every rank and see the values of all ranks; when one stops the
+    training, all ranks stop. `checkpoint_callback`, a `ModelCheckpoint`, writes into the run's folder of the store.
+    Checkpoints, resumes and errors are those of `TorchEstimator`.
+    """
+
+    _kind = "keras"
+
+    model = param("model", "the keras.Model to train", _model)
+    optimizer = param("optimizer", "Keras optimizer, or its name; default: that of the compiled model", _optimizer)
+    loss = param(
+        "loss",
+        "Keras loss, its name, or a function: one for all labels, or one per label",
+        checks.objects("loss"),
+    )
+    metrics = param(
+        "metrics",
+        "Keras metrics, their names, or functions; with several labels a list per label",
+        checks.objects("metrics"),
+    )
+    callbacks = param("callbacks", "Keras callbacks, which run on every rank", _callbacks)
+    custom_objects = param(
+        "custom_objects", "classes and functions of the model, by name", checks.mapping("custom_objects")
+    )
+    checkpoint_callback = param("checkpoint_callback", "ModelCheckpoint that writes into the store", _checkpoint)
+    backend_env = param("backend_env", "environment variables for the ranks", _environment)
+
+    def __init__(
+        self,
+        *,
+        num_proc: int | None = None,
+        model: Any | None = None,
+        backend: Backend | None = None,
+        store: FilesystemStore | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+        optimizer: Any | None = None,
+        loss: Any | None = None,
+        loss_weights: Sequence[float] | None = None,
+        sample_weight_col: str | None = None,
+        gradient_compression: object | None = None,
+        metrics: Any | None = None,
+        feature_cols: Sequence[str] | None = None,
+        label_cols: Sequence[str] | None = None,
+        validation: float | str | None = None,
+        callbacks: Sequence[Any] | None = None,
+        batch_size: int | None = None,
+        val_batch_size: int | None = None,
+        epochs: int | None = None,
+        verbose: int | None = None,
+        random_seed: int | None = None,
+        shuffle: bool | None = None,
+        run_id: str | None = None,
+        train_steps_per_epoch: int | None = None,
+        validation_steps_per_epoch: int | None = None,
+        backward_passes_per_step: int | None = None,
+        label_shapes: Sequence[Sequence[int]] | None = None,
+        checkpoint_callback: Any | None = None,
+        backend_env: Mapping[str, str] | None = None,
+        transformation_fn: Callable[[dict[str, Any]], Any] | None = None,
+        transformation_edit_fields: Sequence[Sequence[Any]] | None = None,
+        transformation_removed_fields: Sequence[str] | None = None,
+        inmemory_cache_all: bool | None = None,
+        compress_sparse_cols: bool | None = None,
+        data_module: Callable[..., Any] | None = None,
+        use_gpu: bool | None = None,
+        max_attempts: int | None = None,
+        ranks_per_task: int | None = None,
+        resource_profile: ResourceProfile | None = None,
+        loggers: Sequence[EpochLogger] | None = None,
+        **others: object,
+    ) -> None:
+        """Set parameters by name. Parameters of horovod.spark without an effect here are ignored, with a warning."""
+        given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
+        super().__init__()
+        self._set(**{name: value for name, value in given.items() if value is not None})
+        self._take_others(others, given)
+
+    def setModel(self, value: Any) -> Self:
+        return self._set(model=value)
+
+    def getModel(self) -> Any:
+        return self._required(self.model)
+
+    def setOptimizer(self, value: Any) -> Self:
+        return self._set(optimizer=value)
+
+    def getOptimizer(self) -> Any:
+        given = self._value(self.optimizer)
+        if isinstance(given, str):
+            return generation_of(self._value(self.model)).library.optimizers.get(given)
+        return getattr(self.getModel(), "optimizer", None) if given is None else given
+
+    def setLoss(self, value: Any) -> Self:
+        return self._set(loss=value)
+
+    def getLoss(self) -> list[Any]:
+        given = self._value(self.loss)
+        if given is None:
+            given = getattr(self.getModel(), "loss", None)
+        if given is None:
+            raise ConfigError("loss", f"is not set, and the model is not compiled: {self.loss.doc}")
+        return _per_output("loss", given, self.getModel())
+
+    def getLossWeights(self) -> list[float] | None:
+        given, model = super().getLossWeights(), self._value(self.model)
+        if given is None and self._value(self.loss) is None:
+            compiled = getattr(model, "_compile_loss", None) or getattr(model, "compiled_loss", None)
+            given = getattr(compiled, "_user_loss_weights", None)
+        return None if given is None else _per_output("loss_weights", given, model)
+
+    def setMetrics(self, value: Any) -> Self:
+        return self._set(metrics=value)
+
+    def getMetrics(self) -> list[Any]:
+        return self._value(self.metrics) or []
+
+    def setCallbacks(self, value: Sequence[Any] | None) -> Self:
+        return self._set(callbacks=value)
+
+    def getCallbacks(self) -> list[Any]:
+        return self._value(self.callbacks) or []
+
+    def setCustomObjects(self, value: Mapping[str, Any]) -> Self:
+        return self._set(custom_objects=value)
+
+    def getCustomObjects(self) -> dict[str, Any]:
+        return self._value(self.custom_objects) or {}
+
+    def setCheckpointCallback(self, value: Any) -> Self:
+        return self._set(checkpoint_callback=value)
+
+    def getCheckpointCallback(self) -> Any:
+        return self._value(self.checkpoint_callback)
+
+    def setBackendEnv(self, value: Mapping[str, str]) -> Self:
+        return self._set(backend_env=value)
+
+    def getBackendEnv(self) -> dict[str, str]:
+        return self._value(self.backend_env) or {}
+
+    def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
+        # Keras' own pickles can be read only where custom classes are registered.
+        plain, keras_own = self.copy(), {}
+        for each in (self.model, self.optimizer, self.loss, self.metrics):
+            if self.isSet(each):
+                value = self.getOrDefault(each)
+                custom = self.getCustomObjects()
+                keras_own[each.name] = dump_model(value, custom) if each is self.model else dump_object(value)
+                plain.clear(each)
+        facts: dict[str, object] = {"backend": keras.config.backend()}
+        return facts, {PARAMETERS: dumped_parameters(plain), "keras.pickle": cloudpickle.dumps(keras_own)}
+
+    @classmethod
+    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
+        choose_backend(facts["backend"])
+        estimator = cls()
+        estimator._set(**loaded_parameters(folder.read(PARAMETERS)))
+        for name, value in cloudpickle.loads(folder.read("keras.pickle")).items():
+            estimator._set(**{name: load_model(value) if name == "model" else load_object(value)})
+        return estimator
+
+    def _environment(self) -> dict[str, str]:
+        legacy = {} if generation_of(self.getModel()).library is keras else {"TF_USE_LEGACY_KERAS": "1"}
+        return {"KERAS_BACKEND": keras.config.backend(), **legacy, **super()._environment(), **self.getBackendEnv()}
+
+    def _check(self) -> None:
+        losses = self.getLoss()
+        check_together(self, len(losses))
+        if (optimizer := self.getOptimizer()) is None:
+            raise ConfigError("optimizer", "is not set, and the model is not compiled")
+        own, its = (generation_of(each).library.__name__ for each in (self.getModel(), optimizer))
+        if own != its:
+            raise ConfigError("optimizer", f"is of {its}, and the model of {own}; take both from one")
+        if not self.getModel().built:
+            raise ConfigError("model", "has no weights yet; call it on a batch, or build(), before fit")
+        if self.getCheckpointCallback() is not None and self.getStore() is None:
+            raise ConfigError("checkpoint_callback", "writes into the store, which is not set")
+        Inputs.of(self.getModel(), self.getFeatureCols())
+
+    def _task(self, plan: RunPlan) -> Callable[[], bytes | None]:
+        losses, labels, shapes = self.getLoss(), self.getLabelCols(), self.getLabelShapes()
+        optimizer = self.getOptimizer()
+        used = getattr(optimizer, "built", True) and int(optimizer.iterations) > 0  # legacy ones are never built
+        held = optimizer_variables(optimizer, self.getModel().trainable_variables) if used else []
+        job = KerasJob(
+            plan=plan,
+            model=dump_model(self.getModel(), self.getCustomObjects()),
+            optimizer=dump_object(optimizer),
+            optimizer_state=[keras.ops.convert_to_numpy(each) for each in held],
+            loss=dump_object(losses[0] if len(labels) == 1 else losses * (len(labels) if len(losses) == 1 else 1)),
+            loss_weights=self.getLossWeights(),
+            metrics=dump_object(self.getMetrics()),
+            callbacks=self.getCallbacks(),
+            checkpoint_callback=self.getCheckpointCallback(),
+            inputs=Inputs.of(self.getModel(), self.getFeatureCols()),
+            weight_col=self.getSampleWeightCol(),
+            label_shapes=None if shapes is None else tuple(shapes),
+            compression=self.getGradientCompression(),
+            passes=self.getBackwardPassesPerStep(),
+            data_module=self._batch_maker(),
+        )
+        return functools.partial(train, job)
+
+    def _trained(self, run_id: str, checkpoint: Checkpoint) -> "KerasModel":
+        assert checkpoint.state is not None and checkpoint.outputs is not None
+        # A copy: fitting again, with another seed for example, starts from the weights that the user gave.
+        model = load_model(dump_model(self.getModel(), self.getCustomObjects()))
+        weights, *_ = load_state(checkpoint.state)
+        model.set_weights(weights)
+        return KerasModel(
+            model=model,
+            feature_columns=self.getFeatureCols(),
+            label_columns=self.getLabelCols(),
+            custom_objects=self.getCustomObjects(),
+            outputs=checkpoint.outputs,
+            history=checkpoint.history,
+            run_id=run_id,
+        )
+
+
+class KerasModel(DataFrameModel):
+    """A trained model; `transform` adds one column per label, a number or an array for each row.
+
+    Made by `KerasEstimator.fit`, or from any `keras.Model`. `outputs` holds the type and the shape of one row of each
+    output; without it the first `transform` runs the model on one row of the DataFrame.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        feature_columns: Sequence[str],
+        label_columns: Sequence[str],
+        custom_objects: Mapping[str, Any] | None = None,
+        outputs: Sequence[tuple[str, Sequence[int]]] | None = None,
+        history: Sequence[Mapping[str, float]] = (),
+        run_id: str = "",
+    ) -> None:
+        super().__init__(feature_columns=feature_columns, label_columns=label_columns, history=history, run_id=run_id)
+        self._model, self._custom_objects = _model(model), dict(custom_objects or {})
+        self._outputs = None if outputs is None else [(dtype, [*shape]) for dtype, shape in outputs]
+
+    def getModel(self) -> Any:
+        return self._model
+
+    def setModel(self, value: Any) -> Self:
+        """Replace the model; the outputs of the new one may have other shapes."""
+        self._model, self._outputs = _model(value), None
+        return self
+
+    def getCustomObjects(self) -> dict[str, Any]:
+        return dict(self._custom_objects)
+
+    def getHistory(self) -> dict[str, list[float]]:
+        """Return the values of all epochs by name, in the form of the history of Keras' `fit`."""
+        names = dict.fromkeys(name for record in self.history for name in record if name not in NO_SCORES)
+        return {name: [record[name] for record in self.history if name in record] for name in names}
+
+    def _facts(self) -> dict[str, object]:
+        return {"outputs": self._outputs, "backend": keras.config.backend()}
+
+    def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
+        facts, files = super()._contents()
+        custom = all_custom_objects(self._model, self._custom_objects)
+        return facts, {**files, _CUSTOM: cloudpickle.dumps(custom)}
+
+    def _dumped(self) -> tuple[str, bytes]:
+        return _FILE, model_file(self._model)
+
+    @classmethod
+    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
+        given = dict(facts)
+        choose_backend(given.pop("backend"))
+        custom = cloudpickle.loads(folder.read(_CUSTOM))
+        return cls(model=read_model(folder.read(_FILE), custom), custom_objects=custom, **given)
+
+    @classmethod
+    def _loaded(cls, folder: Folder) -> Any:
+        return read_model(folder.read(_FILE), cloudpickle.loads(folder.read(_CUSTOM)))
+
+    def _predictor(
+        self, names: Sequence[str], dataset: DataFrame
+    ) -> tuple[Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]], list[str]]:
+        predictor = KerasPredictor(
+            model=dump_model(self._model, self._custom_objects),
+            backend=keras.config.backend(),
+            inputs=Inputs.of(self._model, self.getFeatureColumns()),
+            names=tuple(names),
+        )
+        if self._outputs is None:
+            self._outputs = predictor.outputs(first_row(dataset, self.getFeatureColumns()))
+        return predictor, [column_type(dtype, shape) for dtype, shape in self._outputs]

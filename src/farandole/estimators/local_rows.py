@@ -1,0 +1,101 @@
+"""Rows that an estimator gets without Spark: a pandas DataFrame, an Arrow table, or Parquet files."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from farandole.data import ParquetSource
+from farandole.data.formats.places import texts_of
+from farandole.errors import ConfigError, DataError
+from farandole.spark.rows.disks import local_directory
+
+__all__ = ["as_files", "as_frame", "feature_batches", "features_of", "is_local"]
+
+GROUP = 1 << 16  # rows of a row group
+BATCH = 10_000  # rows that a model predicts at once, as in Spark
+
+
+def is_local(dataset: object) -> bool:
+    """Return whether `dataset` has a type that is fitted without Spark."""
+    return isinstance(dataset, (str, os.PathLike, pd.DataFrame, pa.Table))
+
+
+@contextmanager
+def as_files(dataset: Any, needed: Sequence[str]) -> Iterator[str]:
+    """Yield the URL or path of Parquet files with the rows; files that it writes are removed at the end.
+
+    A file that it writes has the `needed` columns, or all columns if a needed one is missing. Raises `DataError` for a
+    needed pandas column that Arrow cannot hold or whose name occurs twice, `ConfigError` for an empty path."""
+    if isinstance(dataset, (str, os.PathLike)):
+        yield _url(dataset)
+        return
+    table = dataset if isinstance(dataset, pa.Table) else _as_table(dataset, needed)
+    if not table.num_rows:  # and perhaps no types
+        raise DataError("", f"there are no rows in the {type(dataset).__name__}")
+    if set(needed) <= set(table.column_names):
+        table = table.select([*dict.fromkeys(needed)])
+    with tempfile.TemporaryDirectory(prefix="farandole-rows-", dir=local_directory(os.environ, 0)) as folder:
+        pq.write_table(table, os.path.join(folder, "rows.parquet"), row_group_size=GROUP)
+        yield folder
+
+
+def as_frame(dataset: Any) -> pd.DataFrame:
+    """Return the rows as a pandas DataFrame. A DataFrame is returned as it is; files of a path or URL are read."""
+    if isinstance(dataset, pd.DataFrame):
+        return dataset
+    if isinstance(dataset, (str, os.PathLike)):
+        source = ParquetSource(_url(dataset), {})
+        tables = [source.read(group, source.schema.names) for group in source.row_groups]
+        dataset = pa.concat_tables([source.schema.empty_table(), *tables])
+    frame: pd.DataFrame = dataset.to_pandas()
+    return frame
+
+
+def features_of(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Return the columns of a model's features, with arrays in place of lists.
+
+    Raises `DataError` for a column that is missing, occurs twice, or that Arrow cannot hold."""
+    table = _as_table(frame, names)
+    for name in names:
+        if name not in table.column_names:
+            raise DataError(name, f"is not among the columns, which are {', '.join(map(str, frame.columns))}")
+    features: pd.DataFrame = table.select([*dict.fromkeys(names)]).to_pandas()
+    return features
+
+
+def feature_batches(features: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[pd.Series, ...]]:
+    """Yield batches of at most `BATCH` rows: one Series per feature."""
+    columns = [features[name].astype("int8") if features[name].dtype == bool else features[name] for name in names]
+    for first in range(0, len(features), BATCH):
+        yield tuple(column.iloc[first : first + BATCH].reset_index(drop=True) for column in columns)
+
+
+def _url(path: "str | os.PathLike[str]") -> str:
+    url = str(texts_of(path))
+    if not url.strip():
+        raise ConfigError("dataset", 'is an empty path; "." is the working folder')
+    return url
+
+
+def _as_table(frame: pd.DataFrame, needed: Sequence[str]) -> pa.Table:
+    """Return the needed columns; if one is missing, all columns that Arrow can hold, so that an error can list them."""
+    names = [str(name) for name in frame.columns]
+    complete = set(needed) <= set(names)
+    columns: dict[str, pa.Array] = {}
+    for place, name in enumerate(names):
+        if name in needed and name in columns:
+            raise DataError(name, "is the name of several columns; give each its own")
+        if name in columns or (complete and name not in needed):
+            continue
+        try:
+            columns[name] = pa.array(frame.iloc[:, place], from_pandas=True)
+        except pa.ArrowException as error:
+            if name in needed:
+                raise DataError(name, f"Arrow cannot hold it: {error}") from error
+    return pa.table(columns)

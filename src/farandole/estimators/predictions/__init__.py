@@ -1,0 +1,1 @@
+"""Predictions of fitted models for batches of rows, for each framework."""

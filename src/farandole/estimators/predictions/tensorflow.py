@@ -1,0 +1,91 @@
+"""Predictions of a TensorFlow graph for a DataFrame's rows, in Spark's Python workers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farandole.data import Number
+from farandole.errors import ConfigError
+from farandole.estimators.predictions.batches import BatchPredictor, Predict
+from farandole.estimators.trainers.keras.model import Inputs
+from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph, Port
+
+__all__ = ["GraphPredictor", "output_type"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphPredictor(BatchPredictor):
+    """A frozen graph, the columns that it takes, and its outputs."""
+
+    frozen: FrozenGraph
+    inputs: Sequence[tuple[str, str]]  # (column, name of the graph's input)
+    outputs_of_graph: Sequence[str]  # names of the graph's outputs, one for each of `names`
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The names of the columns."""
+        return [column for column, _ in self.inputs]
+
+    def load(self) -> Predict:
+        """Import the graph into a new session, which the worker keeps; return a function that runs it."""
+        import tensorflow as tf
+
+        graph = tf.Graph()
+        with graph.as_default():
+            definition = tf.compat.v1.GraphDef.FromString(self.frozen.graph)
+            tf.graph_util.import_graph_def(definition, name="")
+        session = tf.compat.v1.Session(graph=graph)
+        session.run(list(self.frozen.fills))
+        ports = [self.frozen.inputs[name] for _, name in self.inputs]
+        given = [self.frozen.outputs[name] for name in self.outputs_of_graph]
+        fetched = [each.tensor for each in given]
+        taken = Inputs(
+            columns=tuple(self.columns),
+            dtypes=tuple(each.dtype for each in ports),
+            shapes=tuple(each.shape for each in ports),
+        )
+
+        def predict(values: list[NDArray[Number]]) -> list[NDArray[np.generic]]:
+            arrays = taken.arrays(dict(zip(self.columns, values, strict=True)))
+            fed = arrays if len(ports) > 1 else (arrays,)
+            feeds = {each.tensor: array for each, array in zip(ports, fed, strict=True)}
+            results = session.run(fetched, feeds)
+            return [
+                _checked(each, np.asarray(result), len(values[0])) for each, result in zip(given, results, strict=True)
+            ]
+
+        return predict
+
+    def row_shaped(self, place: int, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Return a number, a string or an array for each row, as the graph declares the output."""
+        port = self.frozen.outputs[self.outputs_of_graph[place]]
+        flat = values.reshape(len(values), -1)
+        if port.dtype == "string":
+            flat = np.array([[_text(each) for each in row] for row in flat], object).reshape(flat.shape)
+        return flat[:, 0] if port.is_scalar else flat
+
+
+def _checked(port: Port, values: NDArray[np.generic], rows: int) -> NDArray[np.generic]:
+    if values.ndim == 0 or len(values) != rows:
+        raise ConfigError(
+            "outputMapping", f"{port.tensor} has the shape {list(values.shape)} for {rows} rows; it needs one row each"
+        )
+    exact = ("float32", "float64", "int32", "int64", "bool", "object")
+    return values if values.dtype.name in exact else values.astype(np.float32)
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def output_type(port: Port) -> str:
+    """Return the Spark type of an output; raises `ConfigError` for a type that no column holds."""
+    held = {
+        "float32": "float", "float16": "float", "bfloat16": "float", "float64": "double", "int64": "bigint",
+        "int32": "int", "bool": "boolean", "string": "string",
+    }  # fmt: skip
+    if port.dtype not in held:
+        raise ConfigError("outputMapping", f"{port.tensor} is {port.dtype}; cast it to one of {', '.join(held)}")
+    return held[port.dtype] if port.is_scalar else f"array<{held[port.dtype]}>"

@@ -1,0 +1,183 @@
+"""Callbacks around the user's in a `KerasEstimator`'s fit: values over all ranks, checkpoints, a common end."""
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+import farandole.keras as hvd
+from farandole.core.operations.objects import allgather_object
+from farandole.estimators.trainers.mirror import Mirror
+from farandole.estimators.trainers.report import Meter, Record
+from farandole.estimators.trainers.run import Run, sum_over_ranks
+from farandole.keras.callbacks.base import CallbackOfBoth
+from farandole.keras.generation import generation_of
+
+__all__ = ["EpochEnd", "EpochValues"]
+
+
+class _Trainer(Protocol):
+    run: Run
+    record: Record
+    outputs: list[tuple[str, list[int]]]
+
+
+class EpochValues(CallbackOfBoth):
+    """Callback before the user's: seeds an epoch, reports its steps, and replaces its values by those over all ranks.
+
+    Losses, and metrics that are means over rows, become means over the rows of all ranks. Other metrics, such as AUC,
+    become means over ranks, each with the weight of its rows.
+    """
+
+    def __init__(self, trainer: _Trainer) -> None:
+        super().__init__()
+        self._trainer, self._run = trainer, trainer.run
+        self._epoch, self._waiting_since, self._waited, self._validated = 0, 0.0, 0.0, 0
+        self._saved: dict[int, list[Any]] | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        """Begin to count steps and losses."""
+        self._run.begin(epoch)
+        self._losses = _Losses(self.model)
+        self._epoch, self._meter, self._validated = epoch, Meter(()), 0
+        self._waiting_since = time.perf_counter()
+
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+        """Save the metrics before a batch without rows; before the first batch, seed all random generators.
+
+        The seeds make a resumed run equal to an uninterrupted one. They are not set in `on_epoch_begin`: on Keras'
+        torch backend the first epoch of a `fit` draws a random number before its first batch, and later ones do not."""
+        self._waited = time.perf_counter() - self._waiting_since
+        if batch == 0:
+            seed = self._run.seed(self._epoch)
+            generation_of(self.model).library.utils.set_random_seed(seed)
+            for place, variable in enumerate(_random_states(self.model)):
+                variable.assign(np.array([seed, place]).astype(variable.dtype))
+        self._save_metrics(self._run.rows_of(self._epoch, batch))
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Report the step; after a batch without rows, restore the metrics."""
+        rows = self._run.rows_of(self._epoch, batch)
+        share = self._run.rows_of_all(self._epoch, batch) / self._run.size
+        loss = self._losses.add(logs or {}, rows, share)
+        self._restore_metrics()
+        self._meter.add(rows, ())
+        self._meter.count_waiting(self._waited)
+        self._run.done(rows, loss if rows else None, self._waited)
+        self._waiting_since = time.perf_counter()
+
+    def on_test_begin(self, logs: object = None) -> None:
+        """Broadcast rank 0's running statistics, with which all ranks validate. A collective."""
+        hvd.broadcast_variables(self.model.non_trainable_weights, root_rank=0)
+
+    def on_test_batch_begin(self, batch: int, logs: object = None) -> None:
+        """Save the metrics before a batch without rows."""
+        held = self._run.rows.validate
+        assert held is not None
+        rows = held.plan.batch(self._run.rank, batch)
+        self._validated += rows
+        self._save_metrics(rows)
+
+    def on_test_batch_end(self, batch: int, logs: object = None) -> None:
+        """Restore the metrics after a batch without rows."""
+        self._restore_metrics()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Replace the values of this rank by those over all ranks. A collective."""
+        assert logs is not None
+        if not self._run.validation_steps:
+            hvd.broadcast_variables(self.model.non_trainable_weights, root_rank=0)
+        _, speed = self._meter.over_ranks(sum_over_ranks, self._run.size)
+        mine = {name: float(value) for name, value in logs.items()}
+        # The weight of each value, in rows. Losses have been summed over rows already.
+        weights = {name: float(self._validated if name.startswith("val_") else self._meter.rows) for name in mine}
+        sums = {name: weights[name] * value if weights[name] else 0.0 for name, value in mine.items()}
+        for name, total in self._losses.sums.items():
+            sums[name], weights[name] = total, self._losses.share
+        every = allgather_object((sums, weights))
+        for name in mine:
+            logs[name] = math.fsum(each[name] for each, _ in every) / math.fsum(each[name] for _, each in every)
+        self._trainer.record = {name: float(value) for name, value in logs.items()} | speed
+
+    def _save_metrics(self, rows: int) -> None:
+        """Save the metrics before a step without rows: it takes a row that must not count in them."""
+        if not rows:
+            self._saved = {
+                id(metric): [keras.ops.convert_to_numpy(each) for each in metric.variables]
+                for metric in self.model.metrics
+            }
+
+    def _restore_metrics(self) -> None:
+        if self._saved is None:
+            return
+        for metric in self.model.metrics:  # on JAX, reading `model` brings the variables up to date
+            values = self._saved.get(id(metric), [])
+            if len(values) != len(metric.variables):
+                metric.reset_state()  # the step has made its variables
+                continue
+            for variable, value in zip(metric.variables, values, strict=True):
+                variable.assign(value)
+        self._saved = None
+
+
+class EpochEnd(CallbackOfBoth):
+    """Callback after the user's: ends the epoch on all ranks, and stops all of them when one stops."""
+
+    def __init__(self, trainer: _Trainer, folder: Path) -> None:
+        super().__init__()
+        self._trainer, self._run = trainer, trainer.run
+        store = self._run.plan.store
+        self._mirror = None if store is None else Mirror(folder, store, store.get_run_path(self._run.plan.run_id))
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        """Upload the files that the user's ModelCheckpoint has written, and write the checkpoint. A collective."""
+        if self._mirror is not None:
+            self._mirror.update()  # first: the checkpoint says that the best model is in the store
+        stops: bool = any(allgather_object(bool(self.model.stop_training)))
+        self.model.stop_training = stops
+        self._run.finish(epoch, self._trainer.record, self._trainer.outputs, stopped=stops)
+
+
+class _Losses:
+    """Sums of an epoch's losses over rows, from Keras' own running means.
+
+    A batch's loss is the mean over its rows times the batch's weight, plus regularization. The mean of these losses
+    over ranks is the mean over all rows of the step, so each of them is weighted by the step's rows per rank. Keras
+    weights it by the rows of the batch.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._totals: dict[str, float] = {}
+        self._rows = 0
+        self.sums: dict[str, float] = {}
+        self.share = 0.0
+
+    def add(self, logs: Mapping[str, Any], rows: int, share: float) -> float | None:
+        """Add a batch of `rows` rows and return its loss, given the running means and the step's rows per rank."""
+        self.share += share
+        counted = max(1, rows)
+        if not self.sums:
+            # The first batch creates the trackers of the losses of several outputs.
+            compiled = getattr(self._model, "_compile_loss", None) or self._model.compiled_loss  # of Keras 2
+            names = ["loss", *(each.name for each in compiled.metrics)]
+            self.sums = {name: 0.0 for name in logs if name in names}
+            self._totals = dict.fromkeys(self.sums, 0.0)
+        values = {}
+        for name in self.sums:
+            total = float(logs[name]) * (self._rows + counted)
+            values[name] = (total - self._totals[name]) / counted
+            self.sums[name] += share * values[name]
+            if rows:
+                self._totals[name] = total
+        self._rows += rows
+        return values.get("loss")
+
+
+def _random_states(model: Any) -> list[Any]:
+    """Return the states of the layers' random generators."""
+    return [each for each in model.non_trainable_variables if each.name.startswith("seed_generator_state")]

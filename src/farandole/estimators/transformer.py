@@ -1,0 +1,209 @@
+"""A fitted model as a Spark ML transformer: adds a column of predictions per label."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import pandas as pd
+from pyspark.ml import Model
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.linalg import VectorUDT
+from pyspark.ml.param import Param, Params
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.sql.types import StructType
+
+from farandole.errors import DataError
+from farandole.estimators.checks import names_of_columns
+from farandole.estimators.feed import as_numbers, check_columns
+from farandole.estimators.folders import Folder
+from farandole.estimators.history import History
+from farandole.estimators.persistence import Saved
+from farandole.spark.jobs.interpreter import use_own_interpreter
+
+_PREDICTED = "__farandole_predicted"
+
+
+class DataFrameModel(Model, Saved):
+    """The result of an estimator's `fit`; `transform` keeps all columns and adds `<label>__output` for each label.
+
+    An output with one number per row is a column of numbers, others are arrays. If the label column of `fit` held
+    vectors of pyspark.ml, the output is a vector."""
+
+    feature_columns = Param(
+        Params._dummy(), "feature_columns", "columns that the model takes", names_of_columns("feature_columns")
+    )
+    label_columns = Param(
+        Params._dummy(), "label_columns", "columns that it was trained on", names_of_columns("label_columns")
+    )
+    output_cols = Param(
+        Params._dummy(), "output_cols", "columns that transform adds, one per label", names_of_columns("output_cols")
+    )
+    vector_labels = Param(
+        Params._dummy(), "vector_labels", "label columns of vectors; default: those of the DataFrame", list[str]
+    )
+
+    def __init__(
+        self,
+        *,
+        feature_columns: Sequence[str],
+        label_columns: Sequence[str],
+        history: Sequence[Mapping[str, float]] | None,
+        run_id: str | None,
+    ) -> None:
+        super().__init__()
+        self._history, self._run_id = [dict(record) for record in history or ()], run_id or ""
+        self._set(feature_columns=feature_columns, label_columns=label_columns)
+        self._setDefault(output_cols=[f"{label}__output" for label in label_columns])
+
+    @abstractmethod
+    def _predictor(
+        self, names: Sequence[str], dataset: DataFrame
+    ) -> tuple[Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]], list[str]]:
+        """Return a function from batches of feature columns to batches of the columns `names`, and their Spark types.
+
+        A row of `dataset` is read only if the model does not know the shapes of its outputs."""
+
+    @abstractmethod
+    def _facts(self) -> dict[str, object]:
+        """Return the arguments that the framework's constructor adds, without the model; JSON must hold them."""
+
+    @abstractmethod
+    def _dumped(self) -> tuple[str, bytes]:
+        """Return the name and the content of the model's own file."""
+
+    @classmethod
+    @abstractmethod
+    def _loaded(cls, folder: Folder) -> Any:
+        """Return the model in the file that `_dumped` returned."""
+
+    def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
+        columns = {"feature_columns": self.getFeatureColumns(), "label_columns": self.getLabelColumns()}
+        facts = {**columns, "history": self._history, "run_id": self._run_id, **self._facts()}
+        name, content = self._dumped()
+        return facts, {name: content}
+
+    @classmethod
+    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
+        return cls(model=cls._loaded(folder), **facts)  # type: ignore[call-arg]
+
+    def _trained_on(self, schema: StructType) -> Self:
+        """Note which label columns of `schema` hold vectors: their outputs are vectors as well. Returns itself."""
+        return self._set(vector_labels=self._vectors_of(schema))
+
+    def _vectors_of(self, schema: StructType) -> list[str]:
+        labels = self.getLabelColumns()
+        return [each.name for each in schema if each.name in labels and isinstance(each.dataType, VectorUDT)]
+
+    def setFeatureColumns(self, value: Sequence[str]) -> Self:
+        return self._set(feature_columns=value)
+
+    def getFeatureColumns(self) -> list[str]:
+        names: list[str] = self.getOrDefault(self.feature_columns)
+        return list(names)
+
+    def getLabelColumns(self) -> list[str]:
+        names: list[str] = self.getOrDefault(self.label_columns)
+        return list(names)
+
+    def setOutputCols(self, value: Sequence[str]) -> Self:
+        return self._set(output_cols=value)
+
+    def getOutputCols(self) -> list[str]:
+        names: list[str] = self.getOrDefault(self.output_cols)
+        return list(names)
+
+    @property
+    def history(self) -> History:
+        """The values of each epoch, counted from 1: "epoch", "loss", "val_loss", "seconds", "rows_per_s", ...
+
+        A notebook shows them as curves and a table."""
+        return History(dict(record) for record in self._history)
+
+    def getRunId(self) -> str:
+        return self._run_id
+
+    def _transform(self, dataset: Any) -> Any:
+        """Return a Spark DataFrame with the predictions; for rows in another form, a pandas DataFrame."""
+        if not isinstance(dataset, DataFrame):
+            return self._transform_without_spark(dataset)
+        features, names = self.getFeatureColumns(), self.getOutputCols()
+        check_columns(dataset.schema, features)
+        for name in names:
+            if name in dataset.columns:
+                raise DataError(name, "is in the DataFrame already; choose other names with setOutputCols")
+        # Names of a struct's fields; they allow fewer characters than names of columns.
+        fields = [f"o{index}" for index in range(len(names))]
+        predictor, types = self._predictor(fields, dataset)
+        noted = self.isDefined(self.vector_labels)
+        vectors = self.getOrDefault(self.vector_labels) if noted else self._vectors_of(dataset.schema)
+        # Spark's evaluators take double and vectors only.
+        wanted = [
+            "vector" if label in vectors else "double" if kind == "float" else kind
+            for label, kind in zip(self.getLabelColumns(), types, strict=True)
+        ]
+        return add_columns(dataset, features, fields, names, types, predictor, wanted)
+
+    def _transform_without_spark(self, dataset: object) -> pd.DataFrame:
+        # Imported here: the modules for Parquet load slowly, and rows of Spark do not need them.
+        from farandole.estimators.local_rows import as_frame, feature_batches, features_of
+
+        frame, names = as_frame(dataset), self.getOutputCols()
+        for name in names:
+            if name in frame.columns:
+                raise DataError(name, "is among the columns already; choose other names with setOutputCols")
+        fields = [f"o{index}" for index in range(len(names))]
+        features = features_of(frame, self.getFeatureColumns())
+        predictor, _ = self._predictor(fields, features)
+        predicted = list(predictor(feature_batches(features, self.getFeatureColumns())))
+        outputs = pd.concat(predicted, ignore_index=True) if predicted else pd.DataFrame(columns=fields)
+        return frame.assign(**{name: outputs[each].to_numpy() for each, name in zip(fields, names, strict=True)})
+
+
+def add_columns(
+    dataset: DataFrame,
+    features: Sequence[str],
+    fields: Sequence[str],
+    names: Sequence[str],
+    types: Sequence[str],
+    predictor: Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]],
+    wanted: Sequence[str] | None = None,
+) -> DataFrame:
+    """Return the DataFrame with the predictor's `fields`, of the Spark types `types`, as further columns `names`.
+
+    They are converted to the types `wanted`, by default left as they are; "vector" is that of pyspark.ml."""
+    use_own_interpreter(dataset.sparkSession)
+    schema = ", ".join(f"{field} {kind}" for field, kind in zip(fields, types, strict=True))
+
+    def predict(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
+        return predictor(batches)
+
+    udf = pandas_udf(predict, schema)  # type: ignore[call-overload]
+    predicted = dataset.withColumn(_PREDICTED, udf(*[as_numbers(dataset.schema, name) for name in features]))
+    outputs = [
+        _converted(F.col(_PREDICTED).getField(field), kind, to).alias(name)
+        for field, name, kind, to in zip(fields, names, types, wanted or types, strict=True)
+    ]
+    return predicted.select("*", *outputs).drop(_PREDICTED)
+
+
+def _converted(column: Column, kind: str, wanted: str) -> Column:
+    if wanted != "vector":
+        return column if wanted == kind else column.cast(wanted)
+    numbers = column if kind.startswith("array") else F.array(column)
+    return array_to_vector(numbers.cast("array<double>"))
+
+
+def first_row(dataset: Any, features: Sequence[str]) -> tuple[pd.Series, ...]:
+    """Return the feature columns of one row as a predictor takes them; raises `DataError` without rows.
+
+    Runs a Spark job unless `dataset` is a pandas DataFrame."""
+    if isinstance(dataset, pd.DataFrame):
+        rows = dataset[list(features)].iloc[:1].reset_index(drop=True)
+    else:
+        columns = [as_numbers(dataset.schema, name).alias(f"c{place}") for place, name in enumerate(features)]
+        rows = dataset.select(*columns).limit(1).toPandas()
+    if rows.empty:
+        raise DataError(features[0], "there are no rows; the model's outputs cannot be learned from an empty DataFrame")
+    return tuple(rows[name] for name in rows.columns)

@@ -1,0 +1,1 @@
+"""Messages between ranks and the driver: lines, progress, failures, and their display."""

@@ -1,0 +1,1 @@
+"""Spark jobs of ranks: barrier stages, sessions, tasks and the ranks' processes."""

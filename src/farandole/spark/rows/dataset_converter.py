@@ -1,0 +1,240 @@
+"""Result of `make_spark_converter`: a DataFrame's rows by Petastorm's names, on the driver and on ranks.
+
+Imports no Spark, which ranks do not need."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farandole.core.default import context, is_initialized
+from farandole.core.operations.objects import allgather_object
+from farandole.errors import ConfigError
+from farandole.masking import mask
+from farandole.spark.jobs.child import current_rank
+from farandole.spark.rows.fed_rows import FedRows, open_rows, path_of_collected
+from farandole.topology import JobEnvironment
+
+if TYPE_CHECKING:
+    from farandole.data import Gather, Reader, ShardSource
+
+__all__ = ["CACHE_SETTINGS", "ConvertedRows", "GivenRows", "SparkDatasetConverter", "WrittenRows", "read_own"]
+
+# Settings of Spark that name the folder of copies: farandole's, and Petastorm's, which existing programs set.
+CACHE_SETTINGS = ("farandole.spark.converter.parentCacheDirUrl", "petastorm.spark.converter.parentCacheDirUrl")
+
+
+class ConvertedRows(Protocol):
+    """The source of a converter's rows."""
+
+    @property
+    def url(self) -> str | None:
+        """The folder with the copy; None without one."""
+        ...
+
+    def count(self) -> int:
+        """Return the number of rows of all ranks together."""
+        ...
+
+    def read(self, options: Mapping[str, Any]) -> "Reader":
+        """Make a reader of batches; `options` are those of `make_batch_reader`."""
+        ...
+
+    def close(self) -> None:
+        """Release the rows."""
+        ...
+
+
+class SparkDatasetConverter:
+    """A DataFrame's rows for the loaders of Petastorm's programs, also in the function of a `HorovodRunner`.
+
+    Without a folder, a job whose function or arguments contain the converter feeds each rank its share of the rows. The
+    share is the rank's shard: `cur_shard` and `shard_count` must be the rank and the number of ranks, and all ranks
+    must make a loader together. On the driver the first loader collects the rows to local disk, as one shard.
+    With a folder, any process that reaches it reads any shard.
+    `delete` removes the files. Otherwise they are removed with the object that made them, at the latest when the
+    driver's interpreter ends.
+    """
+
+    PARENT_CACHE_DIR_URL_CONF = CACHE_SETTINGS[1]  # by which Petastorm's programs set the folder
+
+    def __init__(self, rows: ConvertedRows) -> None:
+        self._rows = rows
+
+    @property
+    def cache_dir_url(self) -> str | None:
+        """The folder with the copy; None without one."""
+        return self._rows.url
+
+    @property
+    def file_urls(self) -> list[str]:
+        """The URLs of the copy's Parquet files; empty without a folder."""
+        if self._rows.url is None:
+            return []
+        from farandole.data.stores.urls import is_local, open_url
+
+        fs, folder = open_url(self._rows.url, {})
+        found = sorted(file for file in fs.find(folder) if file.endswith(".parquet"))
+        if is_local(self._rows.url, None):
+            return [Path(file).as_uri() for file in found]
+        return [f"{self._rows.url}{file.removeprefix(folder)}" for file in found]
+
+    @property
+    def dataset_size(self) -> int:
+        """The number of rows of all ranks together.
+
+        Without a folder the first use counts them. The driver runs a Spark job, unless it has collected the rows. Ranks
+        receive the driver's count, if it has one. Otherwise this is a collective of all ranks, unless they have made a
+        loader before."""
+        return self._rows.count()
+
+    def __len__(self) -> int:
+        return self._rows.count()
+
+    @contextmanager
+    def make_torch_dataloader(
+        self,
+        batch_size: int = 32,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int = 0,
+        data_loader_fn: Callable[..., Any] | None = None,
+        **petastorm_reader_kwargs: Any,
+    ) -> Iterator[Any]:
+        """Yield batches of tensors by column to a `with` block; further arguments are those of `make_batch_reader`.
+
+        Epochs are endless by default. Name `cur_shard` and `shard_count` to have each row on one rank only."""
+        # Only the process that trains needs torch; the driver, which converts, may have none.
+        from farandole.torch.data import BatchedDataLoader
+
+        make = data_loader_fn or BatchedDataLoader
+        with (
+            self._read(num_epochs, workers_count, petastorm_reader_kwargs) as reader,
+            make(reader, batch_size=batch_size, shuffling_queue_capacity=shuffling_queue_capacity) as loader,
+        ):
+            yield loader
+
+    @contextmanager
+    def make_tf_dataset(
+        self,
+        batch_size: int | None = None,
+        prefetch: int | None = None,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int | None = None,
+        **petastorm_reader_kwargs: Any,
+    ) -> Iterator[Any]:
+        """Yield a `tf.data.Dataset` of named tuples of `batch_size` rows, by default 32, to a `with` block.
+
+        The other arguments are those of `make_torch_dataloader`. The reader already shuffles rows and reads ahead;
+        `shuffling_queue_capacity` adds a buffer of so many rows, `prefetch` one of so many batches."""
+        from farandole.tensorflow.data import make_batched_dataset
+
+        with self._read(num_epochs, workers_count, petastorm_reader_kwargs) as reader:
+            rows = 32 if batch_size is None else batch_size
+            if shuffling_queue_capacity:
+                mixed = make_batched_dataset(reader, None).unbatch()
+                dataset = mixed.shuffle(shuffling_queue_capacity).batch(rows)
+            else:
+                dataset = make_batched_dataset(reader, rows)
+            yield dataset if prefetch is None else dataset.prefetch(prefetch)
+
+    def delete(self) -> None:
+        """Remove the files; the rows cannot be read afterwards. Idempotent."""
+        self._rows.close()
+
+    def _read(self, num_epochs: int | None, workers_count: int | None, options: Mapping[str, Any]) -> "Reader":
+        workers = {} if workers_count is None else {"workers_count": workers_count}
+        return self._rows.read({"num_epochs": num_epochs, **workers, **options})
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """Rows in a folder of Parquet files, which any process reads."""
+
+    url: str
+    rows: int
+
+    def __repr__(self) -> str:
+        return f"WrittenRows({mask(self.url)!r}, {self.rows})"
+
+    def count(self) -> int:
+        """See `ConvertedRows`."""
+        return self.rows
+
+    def read(self, options: Mapping[str, Any]) -> "Reader":
+        """See `ConvertedRows`."""
+        from farandole.data import make_batch_reader
+
+        return make_batch_reader(self.url, **options)
+
+    def close(self) -> None:
+        """Remove the folder, if it is there."""
+        from farandole.data.stores.urls import open_url
+
+        fs, path = open_url(self.url, {})
+        if fs.exists(path):
+            fs.rm(path, recursive=True)
+
+
+class GivenRows:
+    """The rows that a job feeds to this rank. The call is unpickled before they arrive, and runs afterwards."""
+
+    url = None
+
+    def __init__(self, fed: FedRows, rows: int | None) -> None:
+        self._fed, self._rows = fed, rows
+
+    def count(self) -> int:
+        """Return the number of rows of all ranks; a collective, unless the number is known."""
+        if self._rows is None:
+            _, _, gather = _place()
+            mine = sum(group.rows for group in self._source().row_groups)
+            self._rows = mine if gather is None else sum(gather(mine))
+        return self._rows
+
+    def read(self, options: Mapping[str, Any]) -> "Reader":
+        """Read this rank's rows; raises `NotInitializedError` before `init()`."""
+        rank, size, gather = _place()
+        reader = read_own(self._source(), options, rank, size, gather)
+        self.count()  # while all ranks take part; later, one may ask alone
+        return reader
+
+    def close(self) -> None:
+        """Do nothing: the rows go with the rank."""
+
+    def _source(self) -> "ShardSource":
+        if self._fed.paths:
+            return open_rows(path_of_collected(self._fed))
+        here = current_rank()
+        if here is None:
+            raise ConfigError("converter", "its rows are those of a rank's own process; make loaders there")
+        return open_rows(here.path_of(self._fed))
+
+
+def read_own(
+    source: "ShardSource", options: Mapping[str, Any], rank: int, size: int, gather: "Gather | None"
+) -> "Reader":
+    """Read rows that only this rank of `size` has; raises `ConfigError` when another shard is asked for."""
+    from farandole.data import make_feed_reader
+
+    shard, shards = options.get("cur_shard"), options.get("shard_count")
+    if (shard, shards) != (rank, size) and not (shard is shards is None and size == 1):
+        raise ConfigError(
+            "cur_shard",
+            f"is {shard} of shard_count={shards}, but rank {rank} of {size} has no rows but its own; give hvd.rank() "
+            f"and hvd.size(), or name a folder that all share in Spark's setting {CACHE_SETTINGS[0]} before the "
+            "converter is made",
+        )
+    return make_feed_reader(source, gather=gather, **options)
+
+
+def _place() -> "tuple[int, int, Gather | None]":
+    """Return rank, number of ranks and, for several, their all-gather; raises `NotInitializedError` before `init()`."""
+    job = JobEnvironment.read(os.environ)
+    if not is_initialized() and (job is None or job.size == 1):
+        return 0, 1, None
+    here = context()
+    return here.rank, here.size, allgather_object if here.size > 1 else None

@@ -1,0 +1,262 @@
+"""Connections of tasks to keepers of dealt rows: on this host, where a task starts the keeper, and on other hosts."""
+
+import hmac
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, Self
+
+from farandole.errors import CacheError, RendezvousError, SourceError
+from farandole.meeting.dialer import dial
+from farandole.meeting.handshake import Deadline, recv_frame, send_frame
+
+__all__ = [
+    "A_FILE",
+    "HANDSHAKE_TIMEOUT",
+    "KEEPER",
+    "LARGEST_REQUEST",
+    "STALLED",
+    "Borrowed",
+    "KeeperPlan",
+    "Kept",
+    "RowsLost",
+    "keeper_identity",
+    "keeper_of",
+    "local_name",
+]
+
+A_FILE = b"f"  # the byte with which a descriptor is sent
+KEEPER = b"keeper"  # the start of a keeper's identity
+HANDSHAKE_TIMEOUT = timedelta(seconds=10)
+START_TIMEOUT = timedelta(seconds=60)
+STALLED = timedelta(seconds=60)  # the longest wait for the next bytes of a request or an answer
+LARGEST_REQUEST = 4096  # bytes
+READ_PIECE = 1 << 20  # bytes
+
+
+def local_name(secret: bytes) -> str:
+    """Return the name of the keeper's socket on its own host, in Linux's abstract name space, which has no files.
+
+    The name derives from `secret`, so that only members of the job can know it."""
+    return f"\0farandole-{hmac.digest(secret, b'the name of the keeper', 'sha256').hex()[:32]}"
+
+
+class RowsLost(SourceError):
+    """Dealt rows are lost because their keeper has ended; dealing them again would restore them."""
+
+
+def keeper_identity(host: str) -> bytes:
+    """Return the identity with which the keeper of `host` connects to the driver."""
+    return KEEPER + b" " + host.encode()[:128]
+
+
+def keeper_of(identity: bytes) -> str | None:
+    """Return the host of the keeper that has this identity; None for a peer that is not a keeper."""
+    role, _, host = identity.partition(b" ")
+    return host.decode(errors="replace") if role == KEEPER else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperPlan:
+    """Addresses and secret by which the tasks of a job reach their keepers."""
+
+    secret: bytes = field(repr=False)
+    driver: str  # host:port of the driver's log; a keeper ends when its connection to it does
+    interface: str = ""  # on which keepers listen; "": the one that leads to the driver
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """A keeper's file to append to, from byte `at` on."""
+
+    file: BinaryIO
+    number: int
+    at: int
+    directory: str  # on whose disk it is
+
+
+class Kept:
+    """A connection to a keeper."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        connection.settimeout(STALLED.total_seconds())
+        answer = self._next_answer()
+        self.address = str(answer["address"])
+        self._local = connection.family == socket.AF_UNIX
+        self._files: dict[int, BinaryIO] = {}
+
+    @classmethod
+    def here(cls, secret: bytes) -> "Kept | None":
+        """Connect to this host's keeper; returns None if there is none. Raises `SourceError` if it ends meanwhile."""
+        try:
+            return cls._connected(local_name(secret).encode(), secret)
+        except ConnectionRefusedError:
+            return None
+        except (OSError, EOFError) as error:
+            raise _lost(f"{socket.gethostname()}, this host", error) from error
+
+    @classmethod
+    def _connected(cls, address: str | bytes, secret: bytes) -> Self:
+        connection, _ = dial(address, secret, me=b"task", deadline=Deadline(HANDSHAKE_TIMEOUT))
+        try:
+            return cls(connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    @classmethod
+    def started(cls, plan: KeeperPlan) -> "Kept":
+        """Connect to this host's keeper, and start it if there is none.
+
+        Blocks until it listens. Raises `SourceError` if it does not within `START_TIMEOUT`, or cannot start."""
+        give_up = time.monotonic() + START_TIMEOUT.total_seconds()
+        while (kept := cls.here(plan.secret)) is None:
+            with socket.socket(socket.AF_UNIX) as turn:
+                try:
+                    turn.bind(f"{local_name(plan.secret)}-starts")
+                except OSError:
+                    time.sleep(0.005)  # another task is starting it
+                else:
+                    _start(plan)
+            if time.monotonic() >= give_up:
+                raise SourceError("the keeper of dealt rows", f"cannot be reached after {START_TIMEOUT}")
+        return kept
+
+    @classmethod
+    def at(cls, address: str, secret: bytes) -> Self:
+        """Connect to the keeper of another host. Raises `SourceError` if it cannot be reached."""
+        try:
+            return cls._connected(address, secret)
+        except (OSError, EOFError, RendezvousError) as error:
+            raise _lost(address, error) from error
+
+    def borrow(self) -> Borrowed:
+        """Borrow a file of this host's keeper, to append rows that `commit` then makes permanent.
+
+        Raises `CacheError` if the keeper's disk refuses a file, `SourceError` if the keeper is gone."""
+        answer = self._ask({"do": "borrow"})
+        file = self._receive_file("r+b")
+        return Borrowed(file, int(answer["file"]), int(answer["at"]), str(answer["directory"]))
+
+    def commit(self, end: int) -> None:
+        """Make the keeper keep the borrowed file up to byte `end`. Raises `SourceError` if it is gone."""
+        self._ask({"do": "commit", "end": end})
+
+    def copy(self, number: int, at: int, length: int, out: BinaryIO) -> None:
+        """Copy `length` committed bytes of file `number`, from byte `at` on, to the position of `out`.
+
+        Raises `SourceError` if the keeper is gone; an `OSError` of the disk of `out` propagates."""
+        if not self._local:
+            self._receive({"do": "read", "file": number, "at": at, "length": length}, out)
+            return
+        file = self._opened(number)
+        while length:
+            copied = os.sendfile(out.fileno(), file.fileno(), at, length)
+            if not copied:
+                raise _lost(self.address, EOFError(f"{length} bytes are missing"))
+            at, length = at + copied, length - copied
+
+    def close(self) -> None:
+        """End the connection."""
+        for file in self._files.values():
+            file.close()
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, request: dict[str, object]) -> dict[str, Any]:
+        try:
+            send_frame(self._connection, json.dumps(request).encode())
+            answer = self._next_answer()
+        except (OSError, EOFError) as error:
+            raise _lost(self.address, error) from error
+        if "problem" in answer:
+            raise CacheError(answer["folder"], answer["problem"])
+        return answer
+
+    def _next_answer(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(recv_frame(self._connection, LARGEST_REQUEST))
+        return answer
+
+    def _opened(self, number: int) -> BinaryIO:
+        """Open a file of this host's keeper; it stays readable when the keeper is gone."""
+        if number not in self._files:
+            self._ask({"do": "open", "file": number})
+            self._files[number] = self._receive_file("rb")
+        return self._files[number]
+
+    def _receive_file(self, mode: Literal["rb", "r+b"]) -> BinaryIO:
+        """Receive the descriptor that follows an answer; its file position is shared with the keeper and all tasks."""
+        try:
+            _, fds, _, _ = socket.recv_fds(self._connection, len(A_FILE), 1)
+        except OSError as error:
+            raise _lost(self.address, error) from error
+        if not fds:
+            raise _lost(self.address, EOFError("it sent no file"))
+        return open(fds[0], mode, buffering=0)
+
+    def _receive(self, request: dict[str, object], out: BinaryIO) -> None:
+        """Send a request to read, and write the bytes of the answer to `out`."""
+        length = int(str(request["length"]))
+        buffer = bytearray(min(length, READ_PIECE))
+        with memoryview(buffer) as view:
+            try:
+                send_frame(self._connection, json.dumps(request).encode())
+            except OSError as error:
+                raise _lost(self.address, error) from error
+            while length:
+                try:
+                    got = self._connection.recv_into(view[: min(length, READ_PIECE)])
+                except OSError as error:
+                    raise _lost(self.address, error) from error
+                if not got:
+                    raise _lost(self.address, EOFError(f"{length} bytes are missing"))
+                _write_all(out, view[:got])
+                length -= got
+
+
+def _write_all(out: BinaryIO, data: memoryview) -> None:
+    """Write all of `data`; a file without a buffer may take less at a time."""
+    while data:
+        data = data[out.write(data) :]
+
+
+def _lost(address: str, error: Exception) -> RowsLost:
+    return RowsLost(
+        f"rows kept at {address}",
+        f"are gone, or out of reach ({error}); run the job again, with executors that reach each other on all ports",
+    )
+
+
+def _start(plan: KeeperPlan) -> None:
+    """Start this host's keeper; returns when it listens, or when another process has its name. Raises `SourceError`."""
+    settings = {"secret": plan.secret.hex(), "driver": plan.driver, "interface": plan.interface}
+    command = [sys.executable, "-P", "-m", "farandole.spark.rows.exchange.keeper"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(settings), env=env, capture_output=True, text=True,
+            timeout=START_TIMEOUT.total_seconds(),
+        )  # fmt: skip
+        problem = (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        problem = f"it did not start within {START_TIMEOUT.total_seconds():g} s"
+    if problem:
+        raise SourceError(
+            "rows for the ranks",
+            f"the process that keeps them on {socket.gethostname()} cannot be started ({problem}); it must be able to "
+            f"reach the driver at {plan.driver}, where this executor sends the ranks' output as well",
+        )

@@ -1,0 +1,65 @@
+"""DataFrames in a call, on a rank: their placeholders, and the rows that replace them.
+
+Imports nothing that a rank without DataFrames does not need."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from farandole.launch.channel import Orders, WorkerEnd
+from farandole.topology import JobEnvironment
+
+if TYPE_CHECKING:
+    from farandole.data import ShardSource
+
+__all__ = ["COLLECTED", "FedRows", "give_rows", "open_rows", "path_of_collected", "run_collected"]
+
+COLLECTED = "farandole.spark.rows.fed_rows:run_collected"
+
+
+@dataclass(frozen=True, slots=True)
+class FedRows:
+    """Placeholder of the job's `number`-th DataFrame in the pickled call.
+
+    For local ranks `paths` has the file of each rank."""
+
+    number: int
+    paths: tuple[str, ...] = ()
+
+
+def give_rows(
+    args: Sequence[Any], kwargs: Mapping[str, Any], path_of: Callable[[FedRows], str]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Replace each placeholder among the arguments by this rank's rows, in the file that `path_of` returns for it."""
+
+    def given(value: Any) -> Any:
+        return open_rows(path_of(value)) if isinstance(value, FedRows) else value
+
+    return [given(value) for value in args], {name: given(value) for name, value in kwargs.items()}
+
+
+def open_rows(path: str) -> "ShardSource":
+    """Open a rank's file of rows."""
+    # Imported here, because most jobs have no DataFrame, and their ranks start sooner without this import.
+    from farandole.data import ShardSource
+
+    return ShardSource(path)
+
+
+def path_of_collected(rows: FedRows) -> str:
+    """Return this rank's file of `dataframes.collected`."""
+    job = JobEnvironment.read(os.environ)
+    return rows.paths[0 if job is None else job.rank]
+
+
+def run_collected(
+    channel: WorkerEnd,
+    orders: Orders,
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> object:
+    """Call `function` with this rank's rows of `dataframes.collected` in place of DataFrames; a `worker.Runner`."""
+    given, named = give_rows(args, kwargs, path_of_collected)
+    return function(*given, **named)
