@@ -13,10 +13,10 @@ namespace farandole {
 
 /// The functions and constants of an MPI library that the process has loaded, without its headers.
 ///
-/// Python chooses and loads the library (src/farandole/meeting/launched/mpi_library.py), and starts and ends MPI by ctypes
-/// (mpi.py): the rendezvous may use MPI before an engine exists, even if another fabric carries the tensors, with the
-/// deadlines and messages of init(). This class gets only the dlopen() handle, because the engine's threads call MPI
-/// without the interpreter.
+/// Python chooses and loads the library (src/farandole/meeting/launched/mpi_library.py), and starts and ends MPI by
+/// ctypes (mpi.py): the rendezvous may use MPI before an engine exists, even if another fabric carries the tensors,
+/// with the deadlines and messages of init(). This class gets only the dlopen() handle, because the engine's threads
+/// call MPI without the interpreter.
 ///
 /// There are three ABIs. Handles of Open MPI are addresses of its variables. Handles of the standard ABI (MPI 5) are
 /// small numbers of pointer size. Handles of MPICH (also Intel MPI, MVAPICH and Cray MPI) are ints. `Handle` holds all
