@@ -1,4 +1,4 @@
-"""Public names that all bindings share. Each binding imports them all and lists them in its own `__all__`."""
+"""Public names that all bindings share. Each binding imports them all, and adds them to its own `__all__`."""
 
 from farandole.core.builds import (
     ccl_built,

@@ -26,7 +26,6 @@ __all__ = [
     "broadcast",
     "grouped_allgather",
     "grouped_allreduce",
-    "grouped_broadcast",
     "grouped_reducescatter",
     "join",
     "reducescatter",
