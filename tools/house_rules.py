@@ -72,6 +72,15 @@ def breaches_in_python(path: Path, text: str) -> Iterator[str]:
             yield f"{path}:{node.lineno}: only core and data meet the native module"
 
 
+def breaches_at_import(path: Path, text: str) -> Iterator[str]:
+    """Yield the statements of a module that register handlers when it is imported."""
+    for node in ast.parse(text).body:
+        calls = node.decorator_list if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else [node]
+        for each in calls:
+            if re.match(r"(atexit\.register|signal\.signal|os\.register_at_fork)\b", ast.unparse(each)):
+                yield f"{path}:{node.lineno}: importing a module registers no handlers; do it at the first use"
+
+
 def breaches_in_tests(path: Path, text: str) -> Iterator[str]:
     for node in ast.parse(text).body:
         if "importorskip" in ast.unparse(node):
@@ -149,7 +158,7 @@ def main() -> int:
     found: list[str] = []
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        found += [*breaches_in_any(path, text), *breaches_in_python(path, text)]
+        found += [*breaches_in_any(path, text), *breaches_in_python(path, text), *breaches_at_import(path, text)]
     for path in sorted(Path("tests").rglob("test_*.py")):
         found += breaches_in_tests(path, path.read_text(encoding="utf-8"))
     for path in sorted([*Path("native").rglob("*.cc"), *Path("native").rglob("*.h")]):

@@ -4,6 +4,7 @@ Starting an interpreter takes longer than many an epoch of small files. So the p
 next one, in another epoch or of another loader; see `farandole.data.loading.reading_process`."""
 
 import atexit
+import functools
 import os
 import pickle
 import subprocess
@@ -89,12 +90,12 @@ class ProcessPool(ReadPool[int, Piece]):
             self._settle(zip((pending for _, pending in asked), answers, strict=True))
         if process is not None:
             self._leased.remove(process)
-            _give_back(process)
+            _idle_processes().give_back(process)
 
     def _lease(self) -> "_Process":
         """Return a process that has loaded the function; if a new one ends at once, its first answer tells."""
         while True:
-            process, fresh = _take_process()
+            process, fresh = _idle_processes().take()
             self._leased.append(process)  # before the function is loaded, so that `close` can kill the process
             if process.begin(self._sent) or fresh or self._closed.is_set():
                 return process
@@ -189,48 +190,55 @@ def _lost(process: _Process, row_group: object, error: Exception) -> SourceError
     return lost
 
 
-_lock = threading.Lock()
-_idle: list[_Process] = []
+class _IdleProcesses:
+    """Processes that wait for a pool. They end with this process; one that was forked leaves them to its parent."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: list[_Process] = []
+        atexit.register(self.end)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def take(self) -> tuple[_Process, bool]:
+        """Return a process that waits for a pool, or a new one, and whether it is new."""
+        with self._lock:
+            idle = self._processes.pop() if self._processes else None
+        return (idle, False) if idle is not None else (_Process(), True)
+
+    def give_back(self, process: _Process) -> None:
+        """Let the process wait for the next pool, or end it if it cannot."""
+        if not process.finish():
+            _end(process)
+            return
+        with self._lock:
+            self._processes.append(process)
+
+    def end(self) -> None:
+        """End all of them."""
+        with self._lock:
+            ended = list(self._processes)
+            self._processes.clear()
+        for process in ended:
+            process.disconnect()
+        for process in ended:
+            process.ending()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()  # a thread of the parent may hold the other one
+        while self._processes:
+            self._processes.pop().disconnect(of_parent=True)
 
 
-def _take_process() -> tuple[_Process, bool]:
-    """Return a process that waits for a pool, or a new one, and whether it is new."""
-    with _lock:
-        idle = _idle.pop() if _idle else None
-    return (idle, False) if idle is not None else (_Process(), True)
+@functools.cache
+def _idle_processes() -> _IdleProcesses:
+    return _IdleProcesses()
 
 
-def _give_back(process: _Process) -> None:
-    if not process.finish():
-        _end(process)
-        return
-    with _lock:
-        _idle.append(process)
+def end_idle() -> None:
+    """End the processes that wait for a pool."""
+    _idle_processes().end()
 
 
 def _end(process: _Process) -> None:
     process.disconnect()
     process.ending()
-
-
-@atexit.register
-def end_idle() -> None:
-    """End the processes that wait for a pool."""
-    with _lock:
-        ended = list(_idle)
-        _idle.clear()
-    for process in ended:
-        process.disconnect()
-    for process in ended:
-        process.ending()
-
-
-def _forget() -> None:
-    """Leave the processes to the parent; called in a process that was forked."""
-    global _lock
-    _lock = threading.Lock()
-    while _idle:
-        _idle.pop().disconnect(of_parent=True)
-
-
-os.register_at_fork(after_in_child=_forget)
