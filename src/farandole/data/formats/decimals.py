@@ -22,7 +22,7 @@ def nearest_floats(column: pa.Array) -> NDArray[np.float64]:
     small = words[:, 0].astype(np.int64)
     one_word = (words[:, 1:] == (small >> (_WORD - 1))[:, None]).all()
     if abs(scale) <= _EXACT_POWER and one_word and ((small >= -_EXACT) & (small <= _EXACT)).all():
-        # Of two exact numbers: rounds once.
+        # Both numbers are exact, so the division rounds only once.
         found: NDArray[np.float64] = small / 10.0**scale if scale > 0 else small * 10.0**-scale
         return found
     # Arrow writes all digits, and reads them as the nearest number.

@@ -143,7 +143,7 @@ def gather_rows(
     The type of the result holds the values of all parts."""
     arrays = [array for part in parts for array in _arrays_of(part)]
     kinds = {array.dtype for array in arrays}
-    # Of the rows for a transform, some may hold nulls as objects, or arrays of other lengths.
+    # The rows for a transform may hold nulls as objects in some parts, or arrays of other lengths.
     if arrays and (any(isinstance(part, Ragged | SparseRows) for part in parts) or {np.dtype(object)} < kinds):
         return gather_rows(_alike(parts), rows, scratch, name)
     if not arrays:
@@ -183,13 +183,14 @@ def check_exact(name: str, *arrays: NDArray[Any]) -> None:
             raise DataError(name, f"{problem}: nulls={{'{name}': ...}}")
 
 
-def _alike(parts: Sequence[ValuesOrLoose]) -> Sequence[ValuesOrLoose]:
-    """Return parts of one class: objects if one of them holds nulls as objects, else ragged."""
-    if any(isinstance(part, np.ndarray) and part.dtype.hasobject for part in parts):
-        return [part if isinstance(part, LooseRows) else cells_of(part) for part in parts]
+def _alike(parts: Sequence[ValuesOrLoose]) -> Sequence[Values]:
+    """Return parts of one class: arrays of objects if one of them is, as nulls are objects, else ragged arrays."""
+    joined = [join_values([part]) for part in parts]
+    if any(isinstance(part, np.ndarray) and part.dtype.hasobject for part in joined):
+        return [cells_of(part) for part in joined]
     return [
         Ragged(part.reshape(-1), np.arange(len(part) + 1) * part.shape[1]) if isinstance(part, np.ndarray) else part
-        for part in parts
+        for part in joined
     ]
 
 

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Communicator(Protocol):
-    """What farandole needs of `mpi4py.MPI.Comm`."""
+    """The methods of `mpi4py.MPI.Comm` that farandole calls."""
 
     def Get_size(self) -> int: ...
 

@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from farandole.data import FieldOptions, Loader, ParquetSource, Reading, make_batch_reader
+from farandole.data import FieldOptions, Loader, ParquetSource, Ragged, Reading, make_batch_reader
 from farandole.errors import CacheError, ConfigError
 from helpers.datasets import write_rows
 
@@ -160,3 +160,29 @@ def test_shuffled_rows_are_of_their_row_groups_if_these_are_not_shuffled(tmp_pat
         rows = np.concatenate([batch.row for batch in reader])
     assert rows.tolist() != list(range(1000))
     assert np.abs(rows - np.arange(1000)).max() < 200
+
+
+@pytest.mark.parametrize("odd", [None, 299], ids=["null", "shorter"])
+def test_a_transform_gets_odd_rows_also_where_large_rounds_are_copied_in_pieces(
+    odd: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farandole.data.loading.reading.ROUND_BYTES", 1 << 14)  # a round of 800 rows has many pieces
+    width, rows = 300, 800
+    cells: list[list[float] | None] = [[float(row)] * width for row in range(rows)]
+    cells[250] = None if odd is None else [250.0] * odd
+    table = pa.table({"row": np.arange(rows), "x": pa.array(cells, pa.list_(pa.float32()))})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=100, use_dictionary=False, compression="none")
+
+    def padded(columns: dict[str, Any]) -> dict[str, Any]:
+        given = columns["x"].rows() if isinstance(columns["x"], Ragged) else columns["x"]
+        made = np.zeros((len(columns["row"]), width), np.float32)
+        for place, cell in enumerate(given):
+            if cell is not None:
+                made[place, : len(cell)] = cell
+        return {**columns, "x": made}
+
+    reading = Reading(transform=padded, shuffle_window=rows)
+    found = {}
+    for batch in Loader(ParquetSource(str(tmp_path)), batch_size=100, policy="join", reading=reading):
+        found |= dict(zip(np.asarray(batch["row"]).tolist(), np.asarray(batch["x"]).sum(axis=1).tolist(), strict=True))
+    assert found == {row: (0.0 if odd is None else 250.0 * odd) if row == 250 else 300.0 * row for row in range(rows)}
