@@ -32,7 +32,7 @@ __all__ = [
 ALIGNMENT = 64  # bytes
 _EXACT = 2**53  # float64 holds every integer up to here
 LARGE_ROW = 16 << 10  # bytes from which copying a row takes longer than finding it
-_VIEWED_ROW = 1 << 10  # bytes from which copying a row twice takes longer than making an array of it
+_VIEWED_ROW = 8 << 10  # bytes from which copying a row twice takes longer than making an array of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,16 +162,16 @@ def test_shuffled_rows_are_of_their_row_groups_if_these_are_not_shuffled(tmp_pat
     assert np.abs(rows - np.arange(1000)).max() < 200
 
 
-@pytest.mark.parametrize("odd", [None, 299], ids=["null", "shorter"])
+@pytest.mark.parametrize("odd", [None, 2499], ids=["null", "shorter"])
 def test_a_transform_gets_odd_rows_also_where_large_rounds_are_copied_in_pieces(
     odd: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farandole.data.loading.reading.ROUND_BYTES", 1 << 14)  # a round of 800 rows has many pieces
-    width, rows = 300, 800
+    monkeypatch.setattr("farandole.data.loading.reading.ROUND_BYTES", 1 << 15)  # pieces of 3 of the 80 rows
+    width, rows = 2500, 80  # rows of 10 KB stand loose
     cells: list[list[float] | None] = [[float(row)] * width for row in range(rows)]
-    cells[250] = None if odd is None else [250.0] * odd
+    cells[25] = None if odd is None else [25.0] * odd
     table = pa.table({"row": np.arange(rows), "x": pa.array(cells, pa.list_(pa.float32()))})
-    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=100, use_dictionary=False, compression="none")
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=10, use_dictionary=False, compression="none")
 
     def padded(columns: dict[str, Any]) -> dict[str, Any]:
         given = columns["x"].rows() if isinstance(columns["x"], Ragged) else columns["x"]
@@ -183,6 +183,6 @@ def test_a_transform_gets_odd_rows_also_where_large_rounds_are_copied_in_pieces(
 
     reading = Reading(transform=padded, shuffle_window=rows)
     found = {}
-    for batch in Loader(ParquetSource(str(tmp_path)), batch_size=100, policy="join", reading=reading):
+    for batch in Loader(ParquetSource(str(tmp_path)), batch_size=10, policy="join", reading=reading):
         found |= dict(zip(np.asarray(batch["row"]).tolist(), np.asarray(batch["x"]).sum(axis=1).tolist(), strict=True))
-    assert found == {row: (0.0 if odd is None else 250.0 * odd) if row == 250 else 300.0 * row for row in range(rows)}
+    assert found == {row: (0.0 if odd is None else 25.0 * odd) if row == 25 else 2500.0 * row for row in range(rows)}
