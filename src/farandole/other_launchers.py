@@ -1,56 +1,168 @@
-"""Launchers of other projects, recognized by the environment variables that they set for each process."""
+"""Launchers of other projects, one row each, recognized by the environment variables that they set for each process."""
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from farandole.errors import ConfigError
 
-__all__ = ["OtherLaunch", "Way", "find_other_launch", "note_launches", "refuse_other_launch"]
+__all__ = [
+    "CLUSTERS",
+    "LAUNCHERS",
+    "PROGRAMS",
+    "Launcher",
+    "OtherLaunch",
+    "find_other_launch",
+    "note_launches",
+    "refuse_other_launch",
+]
 
 OUTER = "FARANDOLE_OUTER_LAUNCHES"
 
-# How the processes of a launch can exchange bytes; "": not at all.
-Way: TypeAlias = Literal["mpi", "slurm", "torch", ""]
-
-# Each variable holds the number of processes of one launch. The first above 1 names the launcher: a process that
-# `mpirun` starts within a Slurm job has the variables of both.
-_SIZES = {
-    "OMPI_COMM_WORLD_SIZE": "mpirun of Open MPI",
-    "MV2_COMM_WORLD_SIZE": "mpirun of MVAPICH",
-    "PMI_SIZE": "mpiexec of MPICH or Intel MPI",
-    "MPI_LOCALNRANKS": "mpiexec of MPICH or Intel MPI",
-    "SLURM_STEP_NUM_TASKS": "srun",
-    "HOROVOD_SIZE": "a launcher of Horovod",
-    "WORLD_SIZE": "torchrun, or a launcher like it,",
-}
-_MPI = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
-_OURS = {"HOROVOD_": "HOROVOD_RANK", "WORLD_": "RANK"}  # prefix of the size's variable: the rank's variable
 _SPECIAL_STEPS = 0xFFFFFFF0  # slurm.h: larger numbers are batch scripts and interactive shells, not srun's steps
+
+
+def _always(env: Mapping[str, str]) -> bool:
+    return True
+
+
+def _in_step_of_srun(env: Mapping[str, str]) -> bool:
+    """Return whether srun, whose variable with the number of tasks is absent, has started this process."""
+    if "SLURM_STEP_NUM_TASKS" in env:
+        return False
+    step = env.get("SLURM_STEP_ID", env.get("SLURM_STEPID", ""))
+    if step.isascii() and step.isdigit():
+        return int(step) < _SPECIAL_STEPS
+    return _number(env, "SLURM_PROCID") > 0  # a batch script is always process 0
+
+
+def _is_rank_in_pod(env: Mapping[str, str]) -> bool:
+    """Return whether this process is the rank of a pod in an Indexed Job whose pods train together."""
+    return bool(env.get("JOB_COMPLETION_INDEX") and env.get("FARANDOLE_SIZE")) and not env.get("FARANDOLE_RANK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """A launcher: the variables of its processes, and how these meet."""
+
+    title: str  # in messages
+    rank: str  # the variable with the number of this process
+    size: str = ""  # the variable with the number of processes; "": the launcher tells each process only its rank
+    least: int = 2  # the smallest value of that variable, or of `rank` without it, that shows a launch
+    when: Callable[[Mapping[str, str]], bool] = _always  # a further sign of it
+    innermost: str = ""  # the variable that shows that no other launcher is within this one
+    ours: bool = False  # farandole's launchers set these variables, too
+    program: str = ""  # its command, for reports on a machine
+    meet: str = ""  # "module:function" of type `meeting.launched.Meet`; "": its processes cannot meet
+    needs: Sequence[str] = ()  # variables without which they cannot meet
+    mpi: Sequence[str] = ()  # names of the library's files if the processes meet by MPI
+
+    @property
+    def sign(self) -> str:
+        """The variable that shows a launch of several processes."""
+        return self.size or self.rank
+
+
+_MPI = "farandole.meeting.launched.mpi:meet_by_mpi"
+_FOLDER = "farandole.meeting.launched.slurm:meet_by_folder"
+_OPEN_MPI = ("libmpi.so.40",)
+_MPICH = ("libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1", "libmpi_abi.so.0")
+
+# The first launch of several processes counts: a process that `mpirun` starts within a Slurm job has the variables of
+# both. torchrun is the innermost launcher where it shows itself: mpirun and srun start it once per host.
+LAUNCHERS = (
+    Launcher(
+        title="mpirun of Open MPI",
+        size="OMPI_COMM_WORLD_SIZE",
+        rank="OMPI_COMM_WORLD_RANK",
+        program="mpirun",
+        meet=_MPI,
+        mpi=_OPEN_MPI,
+    ),
+    Launcher(
+        title="mpirun of MVAPICH",
+        size="MV2_COMM_WORLD_SIZE",
+        rank="MV2_COMM_WORLD_RANK",
+        program="mpirun",
+        meet=_MPI,
+        mpi=_MPICH,
+    ),
+    Launcher(
+        title="mpiexec of MPICH or Intel MPI",
+        size="PMI_SIZE",
+        rank="PMI_RANK",
+        program="mpiexec",
+        meet=_MPI,
+        mpi=_MPICH,
+    ),
+    Launcher(
+        title="mpiexec of MPICH or Intel MPI",
+        size="MPI_LOCALNRANKS",
+        rank="PMI_RANK",
+        program="mpiexec",
+        meet=_MPI,
+        mpi=_MPICH,
+    ),
+    Launcher(title="srun", size="SLURM_STEP_NUM_TASKS", rank="SLURM_PROCID", program="srun", meet=_FOLDER),
+    Launcher(title="a launcher of Horovod", size="HOROVOD_SIZE", rank="HOROVOD_RANK", ours=True),
+    Launcher(
+        title="torchrun, or a launcher like it,",
+        size="WORLD_SIZE",
+        rank="RANK",
+        innermost="TORCHELASTIC_RUN_ID",
+        ours=True,
+        program="torchrun",
+        meet="farandole.torch.distributed.exchange:meet_by_store",
+        needs=("RANK", "MASTER_ADDR", "MASTER_PORT"),
+    ),
+    Launcher(title="srun", size="SLURM_NTASKS", rank="SLURM_PROCID", when=_in_step_of_srun, meet=_FOLDER),
+    Launcher(title="a launcher with PMIx", rank="PMIX_RANK", least=1),
+)
+PROGRAMS = tuple(dict.fromkeys(row.program for row in LAUNCHERS if row.program))
+# Clusters whose processes are ranks if they call `init`, and may as well start jobs of their own.
+CLUSTERS = (
+    Launcher(
+        title="an Indexed Job",
+        size="FARANDOLE_SIZE",
+        rank="JOB_COMPLETION_INDEX",
+        least=0,  # `meet` refuses a size that is no number
+        when=_is_rank_in_pod,
+        meet="farandole.meeting.launched.indexed_job:meet_in_indexed_job",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherLaunch:
-    """A launch of several processes: the launcher, the variable that shows it, and how the processes can meet."""
+    """A launch of several processes: its launcher, the value of the variable that shows it, and their number."""
 
-    launcher: str
-    variable: str
+    launcher: Launcher
     value: int
     size: int | None  # None: the launcher tells each process only its rank
-    way: Way = ""
+
+    @property
+    def variable(self) -> str:
+        """The variable that shows the launch."""
+        return self.launcher.sign
+
+    @property
+    def by_mpi(self) -> bool:
+        """Return whether the processes meet by MPI."""
+        return bool(self.launcher.mpi)
 
     def __str__(self) -> str:
         if self.size is None:
-            return f"{self.launcher} started this process as rank {self.value} of several"
-        return f"{self.launcher} started {self.size} processes"
+            return f"{self.launcher.title} started this process as rank {self.value} of several"
+        return f"{self.launcher.title} started {self.size} processes"
 
 
-def find_other_launch(env: Mapping[str, str] | None = None) -> OtherLaunch | None:
+def find_other_launch(
+    env: Mapping[str, str] | None = None, among: Sequence[Launcher] = LAUNCHERS
+) -> OtherLaunch | None:
     """Return the launch of several processes that `env` (default: `os.environ`) describes; None for a single process.
 
     A Slurm batch script is a single process, however many tasks its job may start."""
-    return next(_launches(os.environ if env is None else env), None)
+    return next(_launches(os.environ if env is None else env, among), None)
 
 
 def note_launches(env: Mapping[str, str]) -> dict[str, str]:
@@ -64,8 +176,9 @@ def refuse_other_launch(env: Mapping[str, str] | None = None, *, rank: int = 0, 
     Each process would run as that rank, in a separate job."""
     env = os.environ if env is None else env
     known = env.get(OUTER, "").split()
-    # Farandole's launchers set these, too. Another launcher within a rank changes the size, or the rank.
-    known += [f"{prefix}SIZE={size}" for prefix, name in _OURS.items() if env.get(name, str(rank)) == str(rank)]
+    # Another launcher within a rank changes the size of our variables, or the rank.
+    ours = (row for row in LAUNCHERS if row.ours and env.get(row.rank, str(rank)) == str(rank))
+    known += [f"{row.size}={size}" for row in ours]
     found = next((each for each in _launches(env) if f"{each.variable}={each.value}" not in known), None)
     if found is not None:
         raise ConfigError(
@@ -76,37 +189,20 @@ def refuse_other_launch(env: Mapping[str, str] | None = None, *, rank: int = 0, 
         )
 
 
-def _launches(env: Mapping[str, str]) -> Iterator[OtherLaunch]:
-    sizes = dict(_SIZES)
-    if "TORCHELASTIC_RUN_ID" in env:  # torchrun is the innermost launcher: mpirun and srun start it once per host
-        sizes = {"WORLD_SIZE": sizes["WORLD_SIZE"], **sizes}
-    if "SLURM_STEP_NUM_TASKS" not in env and _in_step_of_srun(env):
-        sizes["SLURM_NTASKS"] = "srun"
-    for variable, launcher in sizes.items():
-        if (size := _number(env, variable)) > 1:
-            yield OtherLaunch(launcher=launcher, variable=variable, value=size, size=size, way=_way(variable, env))
-    if (rank := _number(env, "PMIX_RANK")) > 0:
-        yield OtherLaunch(launcher="a launcher with PMIx", variable="PMIX_RANK", value=rank, size=None)
+def _launches(env: Mapping[str, str], among: Sequence[Launcher] = LAUNCHERS) -> Iterator[OtherLaunch]:
+    for row in sorted(among, key=lambda row: row.innermost not in env):
+        value = _number(env, row.sign)
+        if value >= row.least and row.when(env):
+            yield OtherLaunch(launcher=_with_its_meeting(row, env), value=value, size=value if row.size else None)
 
 
-def _way(variable: str, env: Mapping[str, str]) -> Way:
-    if variable.startswith("SLURM_"):
-        return "slurm"
-    if variable in _MPI:
-        # srun with a plug-in for PMI sets the variables of MPICH, too.
-        same = (("SLURM_STEP_NUM_TASKS", "PMI_SIZE"), ("SLURM_PROCID", "PMI_RANK"))
-        by_srun = all(theirs in env and env.get(slurms) == env[theirs] for slurms, theirs in same)
-        return "slurm" if by_srun else "mpi"
-    if variable == "WORLD_SIZE" and all(env.get(name) for name in ("RANK", "MASTER_ADDR", "MASTER_PORT")):
-        return "torch"
-    return ""
-
-
-def _in_step_of_srun(env: Mapping[str, str]) -> bool:
-    step = env.get("SLURM_STEP_ID", env.get("SLURM_STEPID", ""))
-    if step.isascii() and step.isdigit():
-        return int(step) < _SPECIAL_STEPS
-    return _number(env, "SLURM_PROCID") > 0  # a batch script is always process 0
+def _with_its_meeting(row: Launcher, env: Mapping[str, str]) -> Launcher:
+    """Return `row` with the meeting that its processes can have in `env`."""
+    # srun with a plug-in for PMI sets the variables of MPICH, too.
+    same = (("SLURM_STEP_NUM_TASKS", "PMI_SIZE"), ("SLURM_PROCID", "PMI_RANK"))
+    if row.mpi and all(theirs in env and env.get(slurms) == env[theirs] for slurms, theirs in same):
+        return replace(row, meet=_FOLDER, mpi=())
+    return row if all(env.get(name) for name in row.needs) else replace(row, meet="")
 
 
 def _number(env: Mapping[str, str], variable: str) -> int:

@@ -40,7 +40,7 @@ def mpi_built() -> bool:
 
     farandole is built without MPI and opens the library there."""
     found = find_other_launch()
-    return found is not None and found.way == "mpi" and JobEnvironment.read() is None
+    return found is not None and found.by_mpi and JobEnvironment.read() is None
 
 
 def gloo_enabled() -> bool:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import farandole
+from farandole.other_launchers import PROGRAMS
 
 __all__ = ["BINDINGS", "installed_version", "program_path", "report"]
 
@@ -32,7 +33,7 @@ def report() -> str:
         lines.append(_mark(f"{title} {installed_version(package)}" if there else title, there))
     lines += ["", "Launchers:", _mark("this machine", True)]
     lines.append(_mark("other machines by ssh", program_path("ssh") is not None))
-    lines += [_mark(name, program_path(name) is not None) for name in ("mpirun", "srun", "torchrun")]
+    lines += [_mark(name, program_path(name) is not None) for name in PROGRAMS]
     lines += [_mark("Spark", _found("spark") and find_spec("pyspark") is not None)]
     return "\n".join([*lines, "", "farandole doctor shows more, and what does not work.", ""])
 

@@ -16,14 +16,15 @@ from farandole.launch.channel import WorkerFailure
 from farandole.launch.worker import flush_output, run_call
 from farandole.meeting.dialer import dial
 from farandole.meeting.handshake import Deadline, recv_frame, send_frame
+from farandole.other_launchers import LAUNCHERS
 
 __all__ = ["ADDRESSES", "LARGEST_CALL", "SECRET", "main"]
 
 ADDRESSES, SECRET = "FARANDOLE_CALL_ADDRESSES", "FARANDOLE_CALL_SECRET"
 LARGEST_CALL = 1 << 40  # bytes; the sender has proved the secret
 AT_ONE_ADDRESS = timedelta(seconds=5)
-# The rank's variable of Open MPI, of MPICH and Intel MPI, and of launchers with PMIx.
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+# The rank's variables of launchers of MPI, and of launchers with PMIx.
+_RANKS = tuple(dict.fromkeys(row.rank for row in LAUNCHERS if row.mpi or not row.size))
 
 
 def main() -> int:

@@ -163,5 +163,7 @@ def test_what_cannot_be_is_refused(site: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_process_without_a_rank_says_so() -> None:
     assert mpi_worker.rank_of({"PMI_RANK": "3"}) == 3
-    with pytest.raises(ConfigError, match="mpirun has set none of OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK"):
+    with pytest.raises(
+        ConfigError, match="mpirun has set none of OMPI_COMM_WORLD_RANK, MV2_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK"
+    ):
         mpi_worker.rank_of({})

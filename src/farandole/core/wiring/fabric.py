@@ -39,7 +39,7 @@ def offer(met: Rendezvous, size: int, config: Config, deadline: Deadline) -> tup
     and there is no MPI library."""
     nothing = Offer(config.fabric, NO_MPI, "")
     launch = find_other_launch()
-    by_mpi = isinstance(met, HostedRendezvous) and launch is not None and launch.way == "mpi"
+    by_mpi = isinstance(met, HostedRendezvous) and launch is not None and launch.by_mpi
     if size == 1 or config.fabric == "tcp" or (config.fabric == "auto" and not by_mpi):
         return nothing, None
     if config.fabric == "mpi":

@@ -20,6 +20,7 @@ from farandole.launch.cores import available_cores
 from farandole.launch.doctor.libraries import LIBRARIES
 from farandole.launch.installed import installed_version, program_path
 from farandole.meeting.launched.interconnects import find_interconnects
+from farandole.other_launchers import PROGRAMS
 from farandole.topology import own_addresses
 
 __all__ = ["Fact", "examine"]
@@ -40,7 +41,6 @@ FRAMEWORKS = (
     ("pyspark", "Spark", "import farandole.spark; farandole.spark.run"),
 )
 OLDEST_JAVA = 17  # that Spark 4 runs on
-LAUNCHERS = ("ssh", "mpirun", "mpiexec", "srun", "torchrun")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def examine(load: bool = True) -> list[Fact]:
     """Return the facts of this machine. With `load` each framework's binding is loaded, in a process of its own."""
     with ThreadPoolExecutor(2) as pool:  # two at a time, because each program has many threads of its own
         frameworks = pool.map(lambda each: _framework(*each, load=load), FRAMEWORKS)
-        return [*_farandole(), *frameworks, _java(), *_libraries(), *map(_launcher, LAUNCHERS), *_machine()]
+        return [*_farandole(), *frameworks, _java(), *_libraries(), *map(_launcher, ("ssh", *PROGRAMS)), *_machine()]
 
 
 def _farandole() -> Iterator[Fact]:

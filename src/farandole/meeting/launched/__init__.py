@@ -4,22 +4,30 @@ the pods of an Indexed Job."""
 import importlib
 import os
 from collections.abc import Mapping
-from typing import cast
+from typing import Protocol
 
 from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.meeting.handshake import Deadline
 from farandole.meeting.launched.communicators import Communicator, warn_of_lone_processes
-from farandole.meeting.launched.hosted import Exchange, meet
-from farandole.meeting.launched.indexed_job import is_indexed_job, meet_in_indexed_job, warn_of_lone_pods
+from farandole.meeting.launched.hosted import meet
+from farandole.meeting.launched.indexed_job import warn_of_lone_pods
 from farandole.meeting.launched.mpi import MpiExchange
-from farandole.meeting.launched.operator import require_hosts, require_listed_host
-from farandole.meeting.launched.slurm import FolderExchange
+from farandole.meeting.launched.operator import require_listed_host
 from farandole.meeting.rendezvous import Rendezvous, from_environment
-from farandole.other_launchers import OtherLaunch, find_other_launch
+from farandole.other_launchers import CLUSTERS, OtherLaunch, find_other_launch
 from farandole.topology import JobEnvironment
 
-__all__ = ["find_rendezvous"]
+__all__ = ["Meet", "find_rendezvous"]
+
+
+class Meet(Protocol):
+    """The function that a row of `other_launchers` names: it lets the processes of the launch meet."""
+
+    def __call__(self, found: OtherLaunch, config: Config, env: Mapping[str, str]) -> Rendezvous:
+        """Return this rank's rendezvous; blocks up to `config.start_timeout`. Raises `ConfigError` if the launcher's
+        means are not available, and `RendezvousError` for ranks that do not find rank 0."""
+        ...
 
 
 def find_rendezvous(
@@ -41,39 +49,26 @@ def find_rendezvous(
         return from_environment(env)
     require_listed_host(env)
     found = find_other_launch(env)
-    if communicator is not None and (communicator.Get_size() > 1 or (found is not None and found.way == "mpi")):
+    if communicator is not None and (communicator.Get_size() > 1 or (found is not None and found.by_mpi)):
         deadline = Deadline(config.start_timeout)
         return meet(MpiExchange(found, config.mpi_library, deadline, communicator), config, deadline)
-    if found is None and is_indexed_job(env):
-        return meet_in_indexed_job(env, config)
+    found = found or find_other_launch(env, CLUSTERS)
     if found is None:
         warn_of_lone_pods(env)
-    if found is None or not found.way:
+    if found is None or not found.launcher.meet:
         return from_environment(env)
-    deadline = Deadline(config.start_timeout)
-    rendezvous = meet(_exchange(found, config, env, deadline), config, deadline)
-    try:
-        if found.way == "mpi":
-            require_hosts(env, rendezvous.size, rendezvous.hosts)
-    except BaseException:
-        rendezvous.close()
-        raise
-    return rendezvous
+    return _load(found)(found, config, env)
 
 
-def _exchange(found: OtherLaunch, config: Config, env: Mapping[str, str], deadline: Deadline) -> Exchange:
-    if found.way == "mpi":
-        return MpiExchange(found, config.mpi_library, deadline)
-    assert found.size is not None
-    if found.way == "slurm":
-        return FolderExchange(env, found.size, config.rendezvous_folder)
+def _load(found: OtherLaunch) -> Meet:
+    """Import the function by which the processes of `found` meet: that of torchrun is in a layer above this one."""
+    module, _, name = found.launcher.meet.partition(":")
     try:
-        # By name, because layers below torch do not depend on it.
-        torch = importlib.import_module("farandole.torch.distributed.exchange")
+        function: Meet = getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise ConfigError(
             found.variable,
-            f"is {found.value}: {found}, whose ranks meet at torch's store, but torch cannot be imported ({error}). "
-            f"Install it, or start the ranks with: farandole run -np {found.size} python train.py",
+            f"is {found.value}: {found}, but the module by which they meet cannot be imported ({error}). Install what "
+            f"is missing, or start the ranks with: farandole run -np {found.size} python train.py",
         ) from error
-    return cast(Exchange, torch.StoreExchange(int(env["RANK"]), found.size, deadline))
+    return function

@@ -13,9 +13,10 @@ from farandole.errors import ConfigError
 from farandole.meeting.handshake import LEAST_SECRET, join_address, split_address
 from farandole.meeting.launched.hosted import HostedRendezvous
 from farandole.meeting.server import RendezvousServer
+from farandole.other_launchers import OtherLaunch
 from farandole.topology import interface_address
 
-__all__ = ["is_indexed_job", "meet_in_indexed_job", "warn_of_lone_pods"]
+__all__ = ["meet_in_indexed_job", "warn_of_lone_pods"]
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +25,7 @@ RENDEZVOUS, SECRET = "FARANDOLE_RENDEZVOUS", "FARANDOLE_SECRET"
 PORT = 29400
 
 
-def is_indexed_job(env: Mapping[str, str]) -> bool:
-    """Return whether this process is the rank of a pod in an Indexed Job whose pods train together."""
-    return bool(env.get(INDEX)) and bool(env.get(SIZE)) and not env.get("FARANDOLE_RANK")
-
-
-def meet_in_indexed_job(env: Mapping[str, str], config: Config) -> HostedRendezvous:
+def meet_in_indexed_job(found: OtherLaunch, config: Config, env: Mapping[str, str]) -> HostedRendezvous:
     """Make the rendezvous of this pod's rank; rank 0 serves it until `shutdown`. Does not wait for the others.
 
     Raises `ConfigError` when the manifest's variables are missing or wrong, or rank 0 cannot listen at its address."""

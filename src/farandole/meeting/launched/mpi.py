@@ -6,17 +6,20 @@ import ctypes
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
+from farandole.config import Config
 from farandole.errors import ConfigError, RendezvousError
 from farandole.meeting.handshake import Deadline
 from farandole.meeting.launched.communicators import Communicator, handle_of
+from farandole.meeting.launched.hosted import HostedRendezvous, meet
 from farandole.meeting.launched.mpi_library import find_library, loaded_library
+from farandole.meeting.launched.operator import require_hosts
 from farandole.other_launchers import OtherLaunch
 
-__all__ = ["MpiExchange", "MpiProcess", "call_in_time", "mpi_allows_threads"]
+__all__ = ["MpiExchange", "MpiProcess", "call_in_time", "meet_by_mpi", "mpi_allows_threads"]
 
 BUFFER = 1 << 16  # bytes of the broadcast
 CHECK = 0.2  # seconds between two checks of a deadline
@@ -24,6 +27,20 @@ LEAVE = 10.0  # seconds for MPI_Finalize, which waits for the other ranks
 
 T = TypeVar("T")
 _Results: TypeAlias = queue.Queue[tuple[T | None, BaseException | None]]
+
+
+def meet_by_mpi(found: OtherLaunch, config: Config, env: Mapping[str, str]) -> HostedRendezvous:
+    """Let the processes of mpirun meet through a broadcast of MPI; blocks and raises like `meet`.
+
+    Raises `ConfigError`, too, if MPI connects fewer processes than mpirun has started, or all are in one of many pods."""
+    deadline = Deadline(config.start_timeout)
+    rendezvous = meet(MpiExchange(found, config.mpi_library, deadline), config, deadline)
+    try:
+        require_hosts(env, rendezvous.size, rendezvous.hosts)
+    except BaseException:
+        rendezvous.close()
+        raise
+    return rendezvous
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from farandole.errors import ConfigError
-from farandole.other_launchers import OtherLaunch
+from farandole.other_launchers import LAUNCHERS, OtherLaunch
 
 __all__ = ["find_library", "loaded_library"]
 
 ANCESTORS = 8  # most processes from this one up to the launcher's; some are shells
 
-OPEN_MPI_NAMES = ("libmpi.so.40",)
-MPICH_NAMES = ("libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1", "libmpi_abi.so.0")
 _LIBRARY = re.compile(r"lib(mpi|mpich|mpi_abi)\.so\b.*")
 
 
@@ -30,7 +28,8 @@ def find_library(found: OtherLaunch | None, library: str | None) -> str:
     known = library or loaded_library()
     if known is not None:
         return known
-    names = _names(found)
+    every = dict.fromkeys(name for row in LAUNCHERS for name in row.mpi)
+    names = found.launcher.mpi if found is not None and found.by_mpi else tuple(every)
     for folder in _folders_of_launcher():
         for name in names:
             if (folder / name).is_file():
@@ -52,12 +51,6 @@ def find_library(found: OtherLaunch | None, library: str | None) -> str:
 def loaded_library() -> str | None:
     """Return the MPI library that this process has loaded; None without one."""
     return next((str(path) for path in _mapped("self") if _LIBRARY.fullmatch(path.name)), None)
-
-
-def _names(found: OtherLaunch | None) -> tuple[str, ...]:
-    if found is not None and found.way == "mpi":
-        return OPEN_MPI_NAMES if found.variable.startswith("OMPI_") else MPICH_NAMES
-    return (*OPEN_MPI_NAMES, *MPICH_NAMES)
 
 
 def _folders_of_launcher() -> Iterator[Path]:

@@ -7,12 +7,22 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from farandole.config import Config
 from farandole.errors import ConfigError, RendezvousError
 from farandole.meeting.handshake import Deadline
+from farandole.meeting.launched.hosted import HostedRendezvous, meet
+from farandole.other_launchers import OtherLaunch
 
-__all__ = ["FolderExchange"]
+__all__ = ["FolderExchange", "meet_by_folder"]
 
 LOOK_EVERY = 0.1  # seconds
+
+
+def meet_by_folder(found: OtherLaunch, config: Config, env: Mapping[str, str]) -> HostedRendezvous:
+    """Let the tasks of srun meet through `config.rendezvous_folder`; blocks and raises like `meet`."""
+    assert found.size is not None
+    exchange = FolderExchange(env, found.size, config.rendezvous_folder)
+    return meet(exchange, config, Deadline(config.start_timeout))
 
 
 class FolderExchange:

@@ -1,15 +1,26 @@
 """Exchange of bytes between the processes of torchrun, by torch's store."""
 
 import contextlib
+from collections.abc import Mapping
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from farandole.config import Config
 from farandole.errors import ConfigError, RendezvousError
 from farandole.meeting.handshake import Deadline
+from farandole.meeting.launched.hosted import HostedRendezvous, meet
+from farandole.other_launchers import OtherLaunch
 
-__all__ = ["StoreExchange"]
+__all__ = ["StoreExchange", "meet_by_store"]
+
+
+def meet_by_store(found: OtherLaunch, config: Config, env: Mapping[str, str]) -> HostedRendezvous:
+    """Let the ranks of torchrun meet at torch's store; blocks and raises like `meet`."""
+    assert found.size is not None
+    deadline = Deadline(config.start_timeout)
+    return meet(StoreExchange(int(env["RANK"]), found.size, deadline), config, deadline)
 
 
 class StoreExchange:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -230,10 +231,10 @@ def test_the_library_is_the_launchers_own(launcher_folder: Path, monkeypatch: py
     assert find_library(mpich, None) == "/opt/libmpi.so.40.30.4"  # the program has chosen it
 
 
-def test_a_launcher_without_a_library(launcher_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_library, "MPICH_NAMES", ("libnone.so.1",))
+def test_a_launcher_without_a_library(launcher_folder: Path) -> None:
     found = find_other_launch({"PMI_SIZE": "2"})
     assert found is not None
+    found = replace(found, launcher=replace(found.launcher, mpi=("libnone.so.1",)))
     with pytest.raises(
         ConfigError, match=r"PMI_SIZE: is 2: .* no MPI library \(libnone\.so\.1\).*FARANDOLE_MPI_LIBRARY"
     ):
