@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from farandole.errors import ConfigError
 
@@ -41,18 +41,19 @@ def _is_rank_in_pod(env: Mapping[str, str]) -> bool:
     return bool(env.get("JOB_COMPLETION_INDEX") and env.get("FARANDOLE_SIZE")) and not env.get("FARANDOLE_RANK")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Launcher:
     """A launcher: the variables of its processes, and how these meet."""
 
     title: str  # in messages
+    size: str  # the variable with the number of processes; "": the launcher tells each process only its rank
     rank: str  # the variable with the number of this process
-    size: str = ""  # the variable with the number of processes; "": the launcher tells each process only its rank
+    program: str = ""  # its command, for reports on a machine
+    _: KW_ONLY
     least: int = 2  # the smallest value of that variable, or of `rank` without it, that shows a launch
     when: Callable[[Mapping[str, str]], bool] = _always  # a further sign of it
     innermost: str = ""  # the variable that shows that no other launcher is within this one
     ours: bool = False  # farandole's launchers set these variables, too
-    program: str = ""  # its command, for reports on a machine
     meet: str = ""  # "module:function" of type `meeting.launched.Meet`; "": its processes cannot meet
     needs: Sequence[str] = ()  # variables without which they cannot meet
     mpi: Sequence[str] = ()  # names of the library's files if the processes meet by MPI
@@ -71,60 +72,27 @@ _MPICH = ("libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1", "libmpi_abi.so.0"
 # The first launch of several processes counts: a process that `mpirun` starts within a Slurm job has the variables of
 # both. torchrun is the innermost launcher where it shows itself: mpirun and srun start it once per host.
 LAUNCHERS = (
+    Launcher("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "mpirun", meet=_MPI, mpi=_OPEN_MPI),
+    Launcher("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "mpirun", meet=_MPI, mpi=_MPICH),
+    Launcher("mpiexec of MPICH or Intel MPI", "PMI_SIZE", "PMI_RANK", "mpiexec", meet=_MPI, mpi=_MPICH),
+    Launcher("mpiexec of MPICH or Intel MPI", "MPI_LOCALNRANKS", "PMI_RANK", "mpiexec", meet=_MPI, mpi=_MPICH),
+    Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", meet=_FOLDER),
+    Launcher("a launcher of Horovod", "HOROVOD_SIZE", "HOROVOD_RANK", ours=True),
     Launcher(
-        title="mpirun of Open MPI",
-        size="OMPI_COMM_WORLD_SIZE",
-        rank="OMPI_COMM_WORLD_RANK",
-        program="mpirun",
-        meet=_MPI,
-        mpi=_OPEN_MPI,
-    ),
-    Launcher(
-        title="mpirun of MVAPICH",
-        size="MV2_COMM_WORLD_SIZE",
-        rank="MV2_COMM_WORLD_RANK",
-        program="mpirun",
-        meet=_MPI,
-        mpi=_MPICH,
-    ),
-    Launcher(
-        title="mpiexec of MPICH or Intel MPI",
-        size="PMI_SIZE",
-        rank="PMI_RANK",
-        program="mpiexec",
-        meet=_MPI,
-        mpi=_MPICH,
-    ),
-    Launcher(
-        title="mpiexec of MPICH or Intel MPI",
-        size="MPI_LOCALNRANKS",
-        rank="PMI_RANK",
-        program="mpiexec",
-        meet=_MPI,
-        mpi=_MPICH,
-    ),
-    Launcher(title="srun", size="SLURM_STEP_NUM_TASKS", rank="SLURM_PROCID", program="srun", meet=_FOLDER),
-    Launcher(title="a launcher of Horovod", size="HOROVOD_SIZE", rank="HOROVOD_RANK", ours=True),
-    Launcher(
-        title="torchrun, or a launcher like it,",
-        size="WORLD_SIZE",
-        rank="RANK",
+        *("torchrun, or a launcher like it,", "WORLD_SIZE", "RANK", "torchrun"),
         innermost="TORCHELASTIC_RUN_ID",
         ours=True,
-        program="torchrun",
         meet="farandole.torch.distributed.exchange:meet_by_store",
         needs=("RANK", "MASTER_ADDR", "MASTER_PORT"),
     ),
-    Launcher(title="srun", size="SLURM_NTASKS", rank="SLURM_PROCID", when=_in_step_of_srun, meet=_FOLDER),
-    Launcher(title="a launcher with PMIx", rank="PMIX_RANK", least=1),
+    Launcher("srun", "SLURM_NTASKS", "SLURM_PROCID", "srun", when=_in_step_of_srun, meet=_FOLDER),
+    Launcher("a launcher with PMIx", "", "PMIX_RANK", least=1),
 )
 PROGRAMS = tuple(dict.fromkeys(row.program for row in LAUNCHERS if row.program))
 # Clusters whose processes are ranks if they call `init`, and may as well start jobs of their own.
 CLUSTERS = (
     Launcher(
-        title="an Indexed Job",
-        size="FARANDOLE_SIZE",
-        rank="JOB_COMPLETION_INDEX",
+        *("an Indexed Job", "FARANDOLE_SIZE", "JOB_COMPLETION_INDEX"),
         least=0,  # `meet` refuses a size that is no number
         when=_is_rank_in_pod,
         meet="farandole.meeting.launched.indexed_job:meet_in_indexed_job",

@@ -18,8 +18,8 @@ from farandole.compat.horovodrun import run_commandline
 from farandole.compat.mpirun import main as mpirun
 from farandole.config import Config
 from farandole.launch import cli
-from farandole.launch.backend import Backend, Command, Host
-from farandole.launch.backends.ssh import Shell
+from farandole.launch import mpirun as site_mpirun
+from farandole.launch.backend import Backend, Command, Host, Shell
 from farandole.launch.mpirun import Asked, Launcher, command_of
 
 FOUR = "server1:4,server2:4,server3:4,server4:4"
@@ -240,9 +240,11 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Star
         raise SystemExit(0)  # the real one does not return
 
     monkeypatch.setattr(cli, "open_job", open_nothing)
-    monkeypatch.setattr(cli, "become_mpirun", run_nothing)
-    for module in ("farandole.launch.backends", "farandole.launch.backends.lsf"):
-        monkeypatch.setattr(f"{module}.is_local", lambda name: name == "localhost")  # no name is looked up
+    monkeypatch.setattr(site_mpirun, "become_mpirun", run_nothing)
+    for module in ("cli", "backends", "backends.lsf", "backends.slurm"):
+        monkeypatch.setattr(
+            f"farandole.launch.{module}.is_local", lambda name: name == "localhost"
+        )  # no name is looked up
     monkeypatch.setattr("signal.signal", lambda number, handler: handler)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

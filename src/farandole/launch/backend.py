@@ -1,19 +1,22 @@
-"""Interface between a job and the launchers that start its ranks: hosts with slots, one agent for each host.
+"""Interfaces between a job and the launchers that start its ranks: hosts with slots, one agent for each host.
 
 A launcher is a module of `launch.backends` that offers a `Backend`. The job decides what each rank runs; the agent of a
 host starts the host's ranks, follows them and ends them. An agent may be an object of this process, as on this machine,
 or stand for a process on another host, with one channel for all ranks that it has started.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, Protocol, TypeAlias, get_args
+from pathlib import Path
+from typing import Literal, Protocol, Self, TypeAlias, get_args
 
 from farandole.errors import ConfigError
 from farandole.launch.failures import Failure
+from farandole.other_launchers import find_other_launch
 
 __all__ = [
     "Agent",
@@ -26,6 +29,8 @@ __all__ = [
     "OnLine",
     "Place",
     "Rank",
+    "Shell",
+    "Site",
     "Task",
     "check_binding",
 ]
@@ -156,3 +161,47 @@ class Backend(Protocol):
     def open_agents(self, hosts: Sequence[Host]) -> AbstractContextManager[Mapping[Host, Agent]]:
         """Start an agent for each of `hosts`. The job ends all of their ranks before it leaves the context."""
         ...
+
+
+class Shell(Protocol):
+    """A way to run a program on a host, with pipes to it: ssh, or srun within an allocation."""
+
+    def words(self, host: str, program: str) -> list[str]:
+        """Return the command that runs `program` on `host`."""
+
+
+class Site:
+    """A batch system or cluster that has given hosts to this process: ranks fill them if the user names none."""
+
+    counts_slots = False  # whether the user may leave out the number of ranks, for one in each slot
+
+    @classmethod
+    def find(cls, env: Mapping[str, str] | None = None) -> Self | None:
+        """Return the site that the variables in `env` (default: `os.environ`) describe, else None.
+
+        Returns None in ranks and in processes of another launcher, which start ranks on their own machine."""
+        env = os.environ if env is None else env
+        return None if "FARANDOLE_RANK" in env or find_other_launch(env) is not None else cls.read(env)
+
+    @classmethod
+    def read(cls, env: Mapping[str, str]) -> Self | None:
+        """Read the site's variables; return None if they are not there."""
+        raise NotImplementedError
+
+    def wait_for_hosts(self, num_proc: int | None, timeout: timedelta) -> Sequence[Host]:
+        """Return the hosts for `num_proc` ranks (None: one per slot) once they can be used; blocks up to `timeout`.
+
+        Raises `ConfigError`, `SlotsError` or `HostsError` if they cannot be used."""
+        raise NotImplementedError
+
+    def shell(self, ssh: Shell, start_timeout: timedelta) -> Shell:
+        """Return the shell to a host; `ssh` has the user's options."""
+        return ssh
+
+    def owns(self, file: Path) -> bool:
+        """Return whether the site itself provides `file`, its host file or its discovery script."""
+        return False
+
+    def variables_of_ranks(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return `env` without the variables that describe only this process."""
+        return dict(env)

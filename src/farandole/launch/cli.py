@@ -16,26 +16,24 @@ import farandole
 from farandole.config import Config
 from farandole.errors import ConfigError, HostsError, SlotsError
 from farandole.launch.backend import Command
-from farandole.launch.backends import choose_backend
-from farandole.launch.backends.local import LocalBackend
-from farandole.launch.backends.mpi_operator import OperatorJob, worker_variables
+from farandole.launch.backends import choose_backend, find_site, variables_of_ranks
 from farandole.launch.backends.ssh import Ssh
 from farandole.launch.discovery import Discovery, add_discovery_options
 from farandole.launch.environment import refuse_mpi, with_settings
 from farandole.launch.failures import Failure
+from farandole.launch.hosts import is_local
 from farandole.launch.installed import report
 from farandole.launch.job import open_job
-from farandole.launch.mpirun import Asked, become_mpirun
 from farandole.launch.options import (
     CommandParser,
     Given,
     add_horovod_options,
-    add_mpi_options,
     add_setting_options,
     add_ssh_options,
     positive_count,
 )
 from farandole.launch.output import Output
+from farandole.launch.starters import STARTERS, find_starter
 from farandole.launch.timeline_command import run_timeline
 from farandole.log_level import LEVELS
 
@@ -122,30 +120,34 @@ def launch(
         del given.command[0]
     if not given.command:
         parser.error(f"the program to run is missing: {parser.prog} -np 2 python train.py")
-    for sentence in given.ignored + _without_meaning(given):
+    starter = find_starter(given)
+    unused = [sentence for each in STARTERS if each is not starter for sentence in each.without_meaning(given)]
+    for sentence in given.ignored + unused:
         log.warning("%s", sentence)
     try:
         Discovery.of(given).check(given.num_proc)
-        if given.num_proc is None and (given.hosts is not None or OperatorJob.find(environment) is None):
+        site = find_site(environment) if given.hosts is None else None
+        if given.num_proc is None and (starter is not None or site is None or not site.counts_slots):
             parser.error("the number of ranks is missing: -np N")
-        if given.num_proc is None and given.by_mpirun:
-            parser.error("mpirun needs the number of ranks: -np N")
-        return _run_by_mpirun(given, environment) if given.by_mpirun else _run(given, environment, output)
+        settings = Config.from_environment(environment, **given.settings)
+        if starter is not None:
+            starter.start(given, _hosts(given, environment, settings.start_timeout)[0], settings, environment)
+        return _run(given, settings, environment, output)
     except (ConfigError, HostsError, SlotsError) as error:
         log.error("%s", error)
         return USAGE_ERROR
 
 
-def _run(given: Given, environment: Mapping[str, str], kind: type[Output]) -> int:
-    settings = Config.from_environment(environment, **given.settings)
+def _run(given: Given, settings: Config, environment: Mapping[str, str], kind: type[Output]) -> int:
     ssh = Ssh(command=given.ssh_command, port=given.ssh_port, identity_file=given.ssh_identity_file)
     hosts, patience = _hosts(given, environment, settings.start_timeout)
     backend = choose_backend(hosts, given.hostfile, given.num_proc, ssh, settings.interface, patience)
     num_proc = given.num_proc or sum(host.slots for host in backend.hosts)
     refuse_mpi(settings, num_proc)
-    environment = with_settings(worker_variables(environment), settings, given.settings)
+    environment = with_settings(variables_of_ranks(environment), settings, given.settings)
     # Other hosts may have a program that this machine lacks.
-    unusable = _check_program(given.command[0], environment) if isinstance(backend, LocalBackend) else None
+    here = all(is_local(host.name) for host in backend.hosts)
+    unusable = _check_program(given.command[0], environment) if here else None
     if unusable is not None:
         return unusable
     directory = None if given.output_filename is None else Path(given.output_filename)
@@ -177,28 +179,14 @@ def _run(given: Given, environment: Mapping[str, str], kind: type[Output]) -> in
     return failure.code
 
 
-def _run_by_mpirun(given: Given, environment: Mapping[str, str]) -> NoReturn:
-    settings = Config.from_environment(environment, **given.settings)
-    hosts, _ = _hosts(given, environment, settings.start_timeout)
-    asked = Asked.of(given, hosts, settings.interface, environment)
-    become_mpirun(asked, given.command, with_settings(environment, settings, given.settings), settings.fabric)
-
-
-def _without_meaning(given: Given) -> list[str]:
-    """Return a sentence for each given option of mpirun, if mpirun does not start the ranks."""
-    if given.by_mpirun:
-        return []
-    options = {"--tcp": given.tcp, "--mpi-args": given.mpi_args, "--binding-args": given.binding_args}
-    return [f"{flag} has no effect without --mpi" for flag, value in options.items() if value not in (None, False)]
-
-
 def _hosts(given: Given, environment: Mapping[str, str], timeout: timedelta) -> tuple[str | None, timedelta]:
     """Return the named hosts, and the time to wait for hosts that are not ready."""
     discovery = Discovery.of(given)
     patience = timeout if discovery.patience is None else discovery.patience
-    job = OperatorJob.find(environment) if given.hosts is None and given.hostfile is None else None
-    if given.num_proc is None or (job is not None and job.owns(discovery.script)):
-        return given.hosts, patience  # the operator's job finds its hosts without the option
+    site = find_site(environment) if given.hosts is None and given.hostfile is None else None
+    knows = site is not None and discovery.script is not None and site.owns(discovery.script)
+    if given.num_proc is None or knows:
+        return given.hosts, patience  # the site finds its hosts without the option
     return given.hosts or discovery.wait(given.num_proc, timeout), patience
 
 
@@ -303,7 +291,8 @@ def run_parser(
     )
     add_discovery_options(run)
     add_ssh_options(run)
-    add_mpi_options(run)
+    for starter in STARTERS:
+        starter.add_options(run)
     output = run.add_argument_group("output")
     output.add_argument("--output-filename", metavar="DIRECTORY", help="also write DIRECTORY/rank.N/stdout and stderr")
     output.add_argument(

@@ -3,6 +3,7 @@
 This process becomes mpirun, which starts the ranks, forwards their output and its signals, and sets the exit code. The
 ranks meet by MPI, see `farandole.meeting.launched`."""
 
+import argparse
 import logging
 import os
 import re
@@ -16,15 +17,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.launch.backend import Binding, Host
-from farandole.launch.backends.mpi_operator import OperatorJob, prte_variables
+from farandole.launch.backends import find_site
+from farandole.launch.backends.mpi_operator import prte_variables
 from farandole.launch.backends.ssh import Ssh
+from farandole.launch.environment import with_settings
 from farandole.launch.hosts import fill_slots, parse_hosts, read_hostfile
-from farandole.launch.options import Given
+from farandole.launch.options import Given, shell_words
 from farandole.topology import interface_names
 
-__all__ = ["Asked", "Launcher", "become_mpirun", "command_of", "hosts_for_mpirun", "prepare"]
+__all__ = [
+    "Asked",
+    "Launcher",
+    "add_options",
+    "become_mpirun",
+    "command_of",
+    "hosts_for_mpirun",
+    "is_asked",
+    "prepare",
+    "start",
+    "without_meaning",
+]
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +57,42 @@ _OWN = re.compile(
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # a shell's exported functions have other names
 
 Flavour = Literal["Open MPI", "MPICH", "Intel MPI"]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for ranks that the mpirun of the site starts, as a group."""
+    mpi = parser.add_argument_group(
+        "mpirun", "Open MPI, MPICH or Intel MPI start the ranks, with this command's variables"
+    )
+    who = mpi.add_mutually_exclusive_group()
+    who.add_argument("--mpi", action="store_true", help="start the ranks by the mpirun on PATH")
+    who.add_argument("--gloo", action="store_true", help="start the ranks without MPI (default)")
+    mpi.add_argument("--mpi-args", type=shell_words, metavar="WORDS", help="further options of mpirun; implies --mpi")
+    mpi.add_argument(
+        "--binding-args",
+        type=shell_words,
+        metavar="WORDS",
+        help="mpirun's options for binding and mapping; implies --mpi (default: none)",
+    )
+    mpi.add_argument("--tcp", action="store_true", help="MPI uses TCP between hosts, and no interconnect")
+
+
+def is_asked(given: Given) -> bool:
+    """Return whether mpirun starts the ranks. Options of the command line win over a file of options."""
+    has_arguments = given.mpi_args is not None or given.binding_args is not None
+    return given.mpi or (not given.gloo and (given.mpi_in_file or has_arguments))
+
+
+def without_meaning(given: Given) -> list[str]:
+    """Return a sentence for each given option of mpirun, for ranks that mpirun does not start."""
+    options = {"--tcp": given.tcp, "--mpi-args": given.mpi_args, "--binding-args": given.binding_args}
+    return [f"{flag} has no effect without --mpi" for flag, value in options.items() if value not in (None, False)]
+
+
+def start(given: Given, hosts: str | None, settings: Config, environment: Mapping[str, str]) -> NoReturn:
+    """Become mpirun with the options `given`, on `hosts` or those of a file; raises like `become_mpirun`."""
+    asked = Asked.of(given, hosts, settings.interface, environment)
+    become_mpirun(asked, given.command, with_settings(environment, settings, given.settings), settings.fabric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +180,7 @@ def hosts_for_mpirun(
         found = read_hostfile(Path(hostfile))
     elif hosts is not None:
         found = parse_hosts(hosts)
-    elif OperatorJob.find(env) is None and not any(env.get(name) for name in _BATCH):
+    elif find_site(env) is None and not any(env.get(name) for name in _BATCH):
         found = (Host("localhost", ranks),)
     if found:
         fill_slots(found, ranks)

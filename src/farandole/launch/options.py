@@ -17,10 +17,10 @@ __all__ = [
     "CommandParser",
     "Given",
     "add_horovod_options",
-    "add_mpi_options",
     "add_setting_options",
     "add_ssh_options",
     "positive_count",
+    "shell_words",
 ]
 
 
@@ -96,12 +96,6 @@ class Given(argparse.Namespace):
         self.ignored: list[str] = []  # a sentence for each ignored option
         self.mpi_in_file = False
 
-    @property
-    def by_mpirun(self) -> bool:
-        """Return whether mpirun starts the ranks. Options of the command line win over a file of options."""
-        has_arguments = self.mpi_args is not None or self.binding_args is not None
-        return self.mpi or (not self.gloo and (self.mpi_in_file or has_arguments))
-
 
 def add_setting_options(parser: argparse.ArgumentParser) -> None:
     """Add an option for each setting of `Config`, in groups by topic, and Horovod's names for some of them."""
@@ -127,24 +121,6 @@ def add_ssh_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_mpi_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for ranks that the mpirun of the site starts, as a group."""
-    mpi = parser.add_argument_group(
-        "mpirun", "Open MPI, MPICH or Intel MPI start the ranks, with this command's variables"
-    )
-    who = mpi.add_mutually_exclusive_group()
-    who.add_argument("--mpi", action="store_true", help="start the ranks by the mpirun on PATH")
-    who.add_argument("--gloo", action="store_true", help="start the ranks without MPI (default)")
-    mpi.add_argument("--mpi-args", type=_shell_words, metavar="WORDS", help="further options of mpirun; implies --mpi")
-    mpi.add_argument(
-        "--binding-args",
-        type=_shell_words,
-        metavar="WORDS",
-        help="mpirun's options for binding and mapping; implies --mpi (default: none)",
-    )
-    mpi.add_argument("--tcp", action="store_true", help="MPI uses TCP between hosts, and no interconnect")
-
-
 def positive_count(text: str) -> int:
     """Read a whole number of at least 1; raises argparse's error for anything else."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
@@ -152,7 +128,7 @@ def positive_count(text: str) -> int:
     return int(text)
 
 
-def _shell_words(text: str) -> str:
+def shell_words(text: str) -> str:
     """Return `text` if a shell could split it into words; raises argparse's error for unbalanced quotes."""
     try:
         shlex.split(text)
@@ -162,8 +138,8 @@ def _shell_words(text: str) -> str:
 
 
 def _command(text: str) -> str:
-    """Return `text` if it is a command; raises argparse's error for an empty one, and like `_shell_words`."""
-    if not shlex.split(_shell_words(text)):
+    """Return `text` if it is a command; raises argparse's error for an empty one, and like `shell_words`."""
+    if not shlex.split(shell_words(text)):
         raise argparse.ArgumentTypeError("is empty; name a program, or leave the option out for ssh")
     return text
 

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.launch.backend import Backend, Binding, Call, OnLine
-from farandole.launch.backends import choose_backend
-from farandole.launch.backends.mpi_operator import worker_variables
+from farandole.launch.backends import choose_backend, variables_of_ranks
 from farandole.launch.backends.ssh import Ssh
 from farandole.launch.environment import refuse_mpi, with_settings
 from farandole.launch.job import open_job
@@ -73,7 +72,7 @@ def run(
     with contextlib.ExitStack() as stack:
         if on_line is None:
             on_line = stack.enter_context(Output(num_proc, timestamp=prefix_output_with_timestamp, directory=directory))
-        environment = with_settings(worker_variables(environment), settings, given)
+        environment = with_settings(variables_of_ranks(environment), settings, given)
         return run_call(task, num_proc, environment, on_line, backend=backend, binding=binding)
 
 

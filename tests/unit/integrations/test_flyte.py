@@ -103,7 +103,7 @@ def test_a_task_starts_with_the_pods_that_have_come(
     operator = TrainingOperator(tmp_path / "etc-mpi", slots=2)
     for name, value in operator.variables().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(module, "reach_pods", lambda job, pods, *rest: [pod.name for pod in pods])
+    monkeypatch.setattr(module, "reach", lambda pods, *rest: [pod.name for pod in pods])
     config = Farandole(num_workers=3, min_workers=2, slots=2, start_timeout=0.2)
     made = FarandoleTask(config, lambda: None)
     ctx = FlyteContextManager.current_context()

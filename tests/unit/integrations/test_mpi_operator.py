@@ -14,9 +14,9 @@ import pytest
 
 from farandole.errors import ConfigError, HostsError, SlotsError
 from farandole.launch.backend import Host
-from farandole.launch.backends import choose_backend, mpi_operator
+from farandole.launch.backends import choose_backend, find_site, mpi_operator, variables_of_ranks
 from farandole.launch.backends.local import LocalBackend
-from farandole.launch.backends.mpi_operator import OperatorJob, key_of_job, prte_variables, worker_variables
+from farandole.launch.backends.mpi_operator import OperatorJob, key_of_job, prte_variables
 from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.hosts import fill_slots
 from helpers.mpi_operator import LAUNCHER, VARIABLES, Controller
@@ -193,8 +193,8 @@ def test_a_discovery_that_fails(folder: Path) -> None:
     ],
 )
 def test_processes_that_are_no_launcher(env: dict[str, str]) -> None:
-    assert OperatorJob.find(env) is None
-    assert worker_variables(env) == env
+    assert find_site(env) is None
+    assert variables_of_ranks(env) == env
 
 
 def test_the_launcher_of_kubeflow_trainer_has_no_role(folder: Path, known: set[str]) -> None:
@@ -220,12 +220,13 @@ def test_a_launcher_without_its_file_is_refused(
 
 def test_ssh_of_a_job(tmp_path: Path, folder: Path) -> None:
     job = job_of(Controller(folder, "MPICH"))
-    ssh = job.ssh(Ssh(command="ssh -F mine", identity_file="key"), timedelta(seconds=45))
+    ssh = job.shell(Ssh(command="ssh -F mine", identity_file="key"), timedelta(seconds=45))
+    assert isinstance(ssh, Ssh)
     words = ssh.words("job-worker-0", "true")
     assert words[:5] == ["ssh", "-F", "mine", "-o", "ConnectionAttempts=45"]
     assert ssh.identity_file == "key"
-    assert "ConnectionAttempts=100 " in job.ssh(Ssh(), timedelta(hours=1)).command
-    assert "ConnectionAttempts=10 " in job.ssh(Ssh(), timedelta(seconds=1)).command
+    assert "ConnectionAttempts=100" in job.shell(Ssh(), timedelta(hours=1)).words("job-worker-0", "true")
+    assert "ConnectionAttempts=10" in job.shell(Ssh(), timedelta(seconds=1)).words("job-worker-0", "true")
 
 
 def test_the_key_of_a_job(tmp_path: Path) -> None:
@@ -256,10 +257,10 @@ def test_variables_of_open_mpi_5(folder: Path, known: set[str], as_worker: bool)
 
 def test_ranks_get_a_workers_variables(folder: Path) -> None:
     env = Controller(folder).variables() | {"HOSTNAME": LAUNCHER, "PATH": "/bin", "EMPTY": ""}
-    kept = worker_variables(env)
+    kept = variables_of_ranks(env)
     assert kept["K_MPI_JOB_ROLE"] == "worker" and kept["PATH"] == "/bin" and kept["EMPTY"] == ""
     assert {"HOSTNAME", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"} & set(kept) == set()
-    given = worker_variables(env | {"NVIDIA_VISIBLE_DEVICES": "0,1"})
+    given = variables_of_ranks(env | {"NVIDIA_VISIBLE_DEVICES": "0,1"})
     assert given["NVIDIA_VISIBLE_DEVICES"] == "0,1"
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from farandole.errors import ConfigError, SlotsError
 from farandole.launch.backend import Host
-from farandole.launch.backends import choose_backend
+from farandole.launch.backends import choose_backend, find_site
 from farandole.launch.backends.local import LocalBackend
-from farandole.launch.backends.slurm import Srun, allocated_hosts
+from farandole.launch.backends.slurm import Allocation, Srun
 from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.hosts import fill_slots, is_local, parse_hosts, read_hostfile
 
@@ -111,6 +111,12 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
     return {**ALLOCATION, "PATH": f"{tmp_path}:/bin:/usr/bin"}
+
+
+def allocated_hosts(env: dict[str, str]) -> tuple[Host, ...]:
+    site = find_site(env)
+    assert site is None or isinstance(site, Allocation)
+    return () if site is None else site.hosts()
 
 
 def test_nodes_of_an_allocation(slurm: dict[str, str]) -> None:

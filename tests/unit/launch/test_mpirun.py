@@ -12,7 +12,7 @@ import pytest
 from farandole.compat.horovodrun import make_parser, run_commandline
 from farandole.compat.mpirun import main as stand_in
 from farandole.errors import ConfigError, SlotsError
-from farandole.launch.mpirun import Asked, Launcher, command_of
+from farandole.launch.mpirun import Asked, Launcher, command_of, is_asked
 from farandole.launch.options import Given
 
 SAYS = {
@@ -36,7 +36,7 @@ def _logging_as_it_was() -> Iterator[None]:
 
 def asked(*words: str, env: dict[str, str] | None = None) -> Asked:
     given = make_parser().parse_args([*words, *PROGRAM], namespace=Given())
-    assert given.by_mpirun
+    assert is_asked(given)
     return Asked.of(given, given.hosts, given.settings.get("interface"), env or {})
 
 
@@ -191,7 +191,7 @@ def test_who_starts_the_ranks(words: list[str], by_mpirun: bool, tmp_path: Path)
     file.write_text("controller: mpi\n")
     words = [str(file) if word == "FILE" else word for word in words]
     given = make_parser().parse_args(["-np", "1", *words, "true"], namespace=Given())
-    assert given.by_mpirun == by_mpirun
+    assert is_asked(given) == by_mpirun
 
 
 def test_options_of_mpirun_without_it_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,9 +22,9 @@ from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.integrations.flyte.ranks import FlyteCall, Outcome, Place, folder_of, run_on_rank, runs_in_cluster
 from farandole.launch.backend import Backend, Binding, Call, check_binding
-from farandole.launch.backends import reach_pods
+from farandole.launch.backends import reach, variables_of_ranks
 from farandole.launch.backends.local import LocalBackend
-from farandole.launch.backends.mpi_operator import OperatorJob, worker_variables
+from farandole.launch.backends.mpi_operator import OperatorJob
 from farandole.launch.backends.ssh import Ssh
 from farandole.launch.cores import available_cores
 from farandole.launch.environment import with_settings
@@ -150,7 +150,7 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
     def _run(self, ctx: FlyteContext, literals: LiteralMap) -> LiteralMap:
         settings, given = self.farandole.settings()
         backend, ranks = self._backend(ctx, settings)
-        environment = with_settings(worker_variables({**os.environ, **self.farandole.env}), settings, given)
+        environment = with_settings(variables_of_ranks({**os.environ, **self.farandole.env}), settings, given)
         task = Call(self._call(ctx, literals), sys.executable, settings.start_timeout, keep_all=False)
         with (
             Output(ranks) as output,
@@ -187,7 +187,7 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
         least = self.farandole.min_workers or most
         pods = job.wait_for_workers(least, most, settings.start_timeout)
         ranks = sum(pod.slots for pod in pods)
-        return reach_pods(job, pods, ranks, Ssh(), settings.start_timeout, settings.interface), ranks
+        return reach(pods, ranks, job.shell(Ssh(), settings.start_timeout), settings.interface), ranks
 
     def _call(self, ctx: FlyteContext, literals: LiteralMap) -> bytes:
         variables = {name: each.to_flyte_idl() for name, each in self.interface.outputs.items()}

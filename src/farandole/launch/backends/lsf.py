@@ -1,25 +1,36 @@
-"""Check that the user names the hosts in a job of LSF, because `jsrun` and `blaunch` are not used."""
+"""Hosts of a job of LSF, which the user has to name, because `jsrun` and `blaunch` are not used."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NoReturn, Self
 
 from farandole.errors import ConfigError
+from farandole.launch.backend import Site
 from farandole.launch.hosts import is_local
-from farandole.other_launchers import find_other_launch
 
-__all__ = ["refuse_unnamed_hosts"]
+__all__ = ["LsfJob"]
 
 VARIABLE = "LSB_MCPU_HOSTS"  # "host1 4 host2 4"
 
 
-def refuse_unnamed_hosts(env: Mapping[str, str]) -> None:
-    """Raise `ConfigError` in a job of several hosts, where all ranks would start on this one.
+@dataclass(frozen=True, slots=True)
+class LsfJob(Site):
+    """A job of several hosts, where all ranks would start on this one."""
 
-    Does nothing within a rank or one of several tasks, which start ranks on their own machine."""
-    words = env.get(VARIABLE, "").split()
-    hosts = dict(zip(words[::2], words[1::2], strict=False))
-    if "FARANDOLE_RANK" in env or find_other_launch(env) is not None or all(map(is_local, hosts)):
-        return
-    named = ",".join(f"{host}:{slots}" for host, slots in hosts.items())
-    raise ConfigError(
-        VARIABLE, f"is {' '.join(words)}; say which of these hosts to use: -H {named}, or -H localhost:N for this one"
-    )
+    words: Sequence[str]
+
+    @classmethod
+    def read(cls, env: Mapping[str, str]) -> Self | None:
+        """Return the job if it has another host than this one."""
+        words = env.get(VARIABLE, "").split()
+        return None if all(map(is_local, words[::2])) else cls(words)
+
+    def wait_for_hosts(self, num_proc: int | None, timeout: timedelta) -> NoReturn:
+        """Raise `ConfigError`, with the options that name the hosts."""
+        hosts = dict(zip(self.words[::2], self.words[1::2], strict=False))
+        named = ",".join(f"{host}:{slots}" for host, slots in hosts.items())
+        raise ConfigError(
+            VARIABLE,
+            f"is {' '.join(self.words)}; say which of these hosts to use: -H {named}, or -H localhost:N for this one",
+        )

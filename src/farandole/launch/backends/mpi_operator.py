@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Self
 
 from farandole.errors import ConfigError, HostsError
-from farandole.launch.backend import Host
+from farandole.launch.backend import Host, Shell, Site
 from farandole.launch.backends.kubexec import Kubexec
-from farandole.launch.backends.ssh import AT_ONCE, Shell, Ssh
+from farandole.launch.backends.ssh import AT_ONCE, Ssh
 from farandole.launch.discovery import run_script
 from farandole.launch.hosts import fill_slots, read_hostfile
-from farandole.other_launchers import find_other_launch
 
-__all__ = ["HOSTFILE", "OperatorJob", "key_of_job", "prte_variables", "worker_variables"]
+__all__ = ["HOSTFILE", "OperatorJob", "key_of_job", "prte_variables"]
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ _NO_GPU = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorJob:
+class OperatorJob(Site):
     """The job in whose launcher's pod this process runs."""
 
     hostfile: Path
@@ -59,14 +58,11 @@ class OperatorJob:
     ssh_options: str = ""  # the controller's, for the ssh of an mpirun
     kubexec: Path | None = None  # the controller's script in place of ssh
 
-    @classmethod
-    def find(cls, env: Mapping[str, str] | None = None) -> Self | None:
-        """Return the job to whose launcher `env` (default: `os.environ`) belongs; None elsewhere.
+    counts_slots = True
 
-        Returns None in ranks and in processes of another launcher, which start ranks on their own machine."""
-        env = os.environ if env is None else env
-        if "FARANDOLE_RANK" in env or find_other_launch(env) is not None:
-            return None
+    @classmethod
+    def read(cls, env: Mapping[str, str]) -> Self | None:
+        """Return the job to whose launcher `env` belongs; None elsewhere."""
         role, named = env.get(ROLE, ""), next((env[name] for name in _HOSTFILES if env.get(name)), "")
         if role != "launcher" and (role or not named or IN_POD not in env):
             return None
@@ -79,9 +75,9 @@ class OperatorJob:
         kubexec = agent if agent.name == "kubexec.sh" else None
         return cls(Path(named) if named else HOSTFILE, int(slots), options, kubexec)
 
-    def owns(self, script: Path | None) -> bool:
-        """Return whether `script` is the controller's discovery script."""
-        return script is not None and script == self.hostfile.with_name(DISCOVERY)
+    def owns(self, file: Path) -> bool:
+        """Return whether `file` is the controller's host file or discovery script."""
+        return file in (self.hostfile, self.hostfile.with_name(DISCOVERY))
 
     def read_hosts(self) -> tuple[Host, ...]:
         """Return the hosts of the host file in its order. This pod, if it is one of them, is "localhost".
@@ -149,15 +145,21 @@ class OperatorJob:
             log.warning("starting with %d of %d workers: %s", len(usable), most, error)
             return usable[:most]
 
-    def shell(self, ssh: Ssh, start_timeout: timedelta) -> Shell:
-        """Return the shell to a pod: `kubectl exec` if the controller provides it, else ssh."""
-        return self.ssh(ssh, start_timeout) if self.kubexec is None else Kubexec.read(self.kubexec)
+    def shell(self, ssh: Shell, start_timeout: timedelta) -> Shell:
+        """Return the shell to a pod: `kubectl exec` if the controller provides it, else ssh.
 
-    def ssh(self, ssh: Ssh, start_timeout: timedelta) -> Ssh:
-        """Return `ssh` with the controller's options, the job's key, and more attempts for a pod that still starts."""
+        This ssh has the controller's options, the job's key, and more attempts for a pod that still starts."""
+        if self.kubexec is not None:
+            return Kubexec.read(self.kubexec)
+        assert isinstance(ssh, Ssh), ssh
         attempts = max(LEAST_ATTEMPTS, min(MOST_ATTEMPTS, int(start_timeout.total_seconds())))
         command = f"{ssh.command} -o ConnectionAttempts={attempts} {self.ssh_options}".strip()
         return replace(ssh, command=command, identity_file=ssh.identity_file or key_of_job())
+
+    def variables_of_ranks(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return `env` without the variables that describe only the launcher's pod."""
+        kept = {name: value for name, value in env.items() if name != "HOSTNAME" and (value or name not in _NO_GPU)}
+        return kept | {ROLE: "worker"}
 
     def _problems(self, names: Iterable[str]) -> dict[str, str]:
         """Return the hosts that cannot be used now, each with the reason."""
@@ -190,14 +192,6 @@ def prte_variables(env: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def worker_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` for the ranks: without the variables that describe only the launcher's pod."""
-    if OperatorJob.find(env) is None:
-        return dict(env)
-    kept = {name: value for name, value in env.items() if name != "HOSTNAME" and (value or name not in _NO_GPU)}
-    return kept | {ROLE: "worker"}
-
-
 def key_of_job(mounts: Path = Path("/proc/self/mounts"), home: Path | None = None) -> str | None:
     """Return the job's private key if `sshAuthMountPath` is a folder in which ssh does not look for it, else None."""
     usual = (Path.home() if home is None else home) / ".ssh" / "id_rsa"
@@ -213,7 +207,7 @@ def key_of_job(mounts: Path = Path("/proc/self/mounts"), home: Path | None = Non
 
 def _unresolved(names: Iterable[str]) -> dict[str, str]:
     """Return the names without an address, each with the reason. Blocks as long as the resolver does."""
-    each: Sequence[str] = list(names)
+    each = list(names)
     with ThreadPoolExecutor(max(1, min(AT_ONCE, len(each)))) as pool:
         return {name: why for name, why in zip(each, pool.map(_lookup_problem, each), strict=True) if why}
 

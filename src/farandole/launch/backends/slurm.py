@@ -4,13 +4,15 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Self
 
 from farandole.errors import ConfigError
-from farandole.launch.backend import Host
-from farandole.other_launchers import find_other_launch
+from farandole.launch.backend import Host, Shell, Site
+from farandole.launch.hosts import is_local
 
-__all__ = ["Srun", "allocated_hosts", "read_counts"]
+__all__ = ["Allocation", "Srun", "read_counts"]
 
 SECONDS = 30  # for scontrol
 # Variables of the allocation that srun reads as options, and that would request more than one task.
@@ -35,24 +37,44 @@ class Srun:
         return ["env", *unset, self.command, *options, "--unbuffered", "sh", "-c", program]
 
 
-def allocated_hosts(env: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the nodes of the allocation that this process may fill with ranks; none outside of an allocation.
+@dataclass(frozen=True, slots=True)
+class Allocation(Site):
+    """The allocation of this process: its nodes and the tasks of each, as Slurm writes them."""
 
-    Within a rank or one of several tasks there are none: these start ranks on their own machine. Raises `ConfigError`
-    if Slurm does not list the nodes."""
-    nodes, counts = env.get("SLURM_JOB_NODELIST", ""), env.get("SLURM_TASKS_PER_NODE", "")
-    if not nodes or not counts or "FARANDOLE_RANK" in env or find_other_launch(env) is not None:
-        return ()
-    scontrol = shutil.which("scontrol", path=env.get("PATH"))
-    if scontrol is None or shutil.which("srun", path=env.get("PATH")) is None:
-        raise ConfigError("SLURM_JOB_NODELIST", f"is {nodes}, but srun or scontrol is not on PATH; name hosts with -H")
-    words = [scontrol, "show", "hostnames", nodes]
-    done = subprocess.run(words, env=dict(env), capture_output=True, text=True, timeout=SECONDS, check=False)
-    names, slots = done.stdout.split(), read_counts(counts)
-    if done.returncode != 0 or len(names) != len(slots):
-        problem = done.stderr.strip() or f"{len(names)} nodes, but SLURM_TASKS_PER_NODE is {counts}"
-        raise ConfigError("SLURM_JOB_NODELIST", f"is {nodes}: {problem}")
-    return tuple(Host(name, count) for name, count in zip(names, slots, strict=True))
+    nodes: str
+    counts: str
+    env: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def read(cls, env: Mapping[str, str]) -> Self | None:
+        """Return the allocation, if there is one."""
+        nodes, counts = env.get("SLURM_JOB_NODELIST", ""), env.get("SLURM_TASKS_PER_NODE", "")
+        return cls(nodes, counts, env) if nodes and counts else None
+
+    def wait_for_hosts(self, num_proc: int | None, timeout: timedelta) -> tuple[Host, ...]:
+        """Return the nodes, or this machine with a slot for each rank if it is the only one.
+
+        Raises `ConfigError` if Slurm does not list the nodes."""
+        nodes = self.hosts()
+        return (Host("localhost", num_proc),) if num_proc and all(is_local(node.name) for node in nodes) else nodes
+
+    def hosts(self) -> tuple[Host, ...]:
+        """Return the nodes, each with its tasks as slots; raises `ConfigError` if Slurm does not list them."""
+        scontrol = shutil.which("scontrol", path=self.env.get("PATH"))
+        if scontrol is None or shutil.which("srun", path=self.env.get("PATH")) is None:
+            problem = f"is {self.nodes}, but srun or scontrol is not on PATH; name hosts with -H"
+            raise ConfigError("SLURM_JOB_NODELIST", problem)
+        words = [scontrol, "show", "hostnames", self.nodes]
+        done = subprocess.run(words, env=dict(self.env), capture_output=True, text=True, timeout=SECONDS, check=False)
+        names, slots = done.stdout.split(), read_counts(self.counts)
+        if done.returncode != 0 or len(names) != len(slots):
+            problem = done.stderr.strip() or f"{len(names)} nodes, but SLURM_TASKS_PER_NODE is {self.counts}"
+            raise ConfigError("SLURM_JOB_NODELIST", f"is {self.nodes}: {problem}")
+        return tuple(Host(name, count) for name, count in zip(names, slots, strict=True))
+
+    def shell(self, ssh: Shell, start_timeout: timedelta) -> Shell:
+        """Return srun, which reaches the nodes without keys."""
+        return Srun()
 
 
 def read_counts(text: str) -> Sequence[int]:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from farandole.errors import ConfigError, HostsError
 from farandole.launch import messages
-from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Task
+from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Shell, Task
 from farandole.launch.backends.local import LocalAgent
 from farandole.launch.failures import OUTPUT_REFUSED, Failure, from_payload
 from farandole.launch.hosts import is_local, route_to
@@ -30,7 +30,7 @@ from farandole.meeting.acceptor import listen
 from farandole.meeting.handshake import join_address
 from farandole.topology import interface_addresses, loopback_address
 
-__all__ = ["Shell", "Ssh", "SshBackend"]
+__all__ = ["Ssh", "SshBackend"]
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +58,6 @@ class Ssh:
         options += ["-p", str(self.port)] if self.port else []
         options += ["-i", self.identity_file] if self.identity_file else []
         return [*shlex.split(self.command), *options, "--", host, program]
-
-
-class Shell(Protocol):
-    """A way to run a program on a host, with pipes to it: ssh, or srun within an allocation."""
-
-    def words(self, host: str, program: str) -> list[str]:
-        """Return the command that runs `program` on `host`."""
 
 
 class SshBackend:

@@ -32,7 +32,7 @@ _Results: TypeAlias = queue.Queue[tuple[T | None, BaseException | None]]
 def meet_by_mpi(found: OtherLaunch, config: Config, env: Mapping[str, str]) -> HostedRendezvous:
     """Let the processes of mpirun meet through a broadcast of MPI; blocks and raises like `meet`.
 
-    Raises `ConfigError`, too, if MPI connects fewer processes than mpirun has started, or all are in one of many pods."""
+    Raises `ConfigError`, too, if MPI connects fewer processes than mpirun has started, or all are in one pod."""
     deadline = Deadline(config.start_timeout)
     rendezvous = meet(MpiExchange(found, config.mpi_library, deadline), config, deadline)
     try:
