@@ -30,7 +30,7 @@ void require_room(Kind kind, const Captured& output, const Captured& input, std:
   if (output.dtype != input.dtype) throw Error::invalid(std::string(name), "the output differs from the input in type");
   if (output.device != input.device)
     throw Error::invalid(std::string(name), "the output lies on another device than the input");
-  if (!is_sized_by_plan(kind) && !std::ranges::equal(output.shape, input.shape))
+  if (!traits_of(kind).is_sized_by_plan() && !std::ranges::equal(output.shape, input.shape))
     throw Error::invalid(std::string(name), "the output differs from the input in shape");
   if (!output.writable) throw Error::invalid(std::string(name), "its memory is read-only; pass a writable tensor");
 }
@@ -78,10 +78,10 @@ StagedTensor Calls::Tensors::staged(std::string_view name) const {
 }
 
 Calls::Tensors Calls::tensors_of(Kind kind, std::string_view name, nb::handle input, nb::handle output) {
-  if (kind == Kind::Barrier || kind == Kind::Join) return {};
+  if (!traits_of(kind).has_tensor()) return {};
   Tensors tensors{capture(input, name), std::nullopt};
   if (output.is_none()) {
-    if (!is_sized_by_plan(kind)) throw Error::invalid(std::string(name), "an output tensor is needed");
+    if (!traits_of(kind).is_sized_by_plan()) throw Error::invalid(std::string(name), "an output tensor is needed");
     return tensors;
   }
   tensors.output = output.is(input) ? tensors.input.again() : capture(output, name);
@@ -105,8 +105,8 @@ std::vector<Calls::Tensors> Calls::members_of(const RequestView& request, nb::ha
 }
 
 Calls::Entry& Calls::entry_of(const RequestView& request, Entry& once) {
-  const bool recurs =
-      request.cacheable && (request.grouped ? request.kind != Kind::Alltoall : request.kind == Kind::Allreduce);
+  const KindTraits& traits = traits_of(request.kind);
+  const bool recurs = request.cacheable && (request.grouped ? !traits.has_splits : traits.is_kept);
   Kept& kept = request.grouped ? groups_ : singles_;
   auto at = kept.find(request.name);
   if (at == kept.end()) {
@@ -156,7 +156,7 @@ void Calls::start(std::span<const OperationPtr> operations, std::span<const Tens
 std::optional<Handle> Calls::perform(Entry& entry, const RequestView& request, std::span<const Tensors> tensors) {
   prepare(entry, request, tensors);
   std::optional<Handle> handle;
-  if (is_sized_by_plan(request.kind) || request.kind == Kind::Join) handle.emplace(engine_, entry.given);
+  if (traits_of(request.kind).is_sized_by_plan() || request.kind == Kind::Join) handle.emplace(engine_, entry.given);
   bool done = false;
   {
     const Busy busy(entry.busy);

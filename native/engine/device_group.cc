@@ -31,13 +31,11 @@ struct Invitation {
 
 constexpr uint64_t kGrace = 1'000'000'000;  // ns; time for operations to complete after a rank has left
 constexpr std::chrono::microseconds kNap{100};
-constexpr std::array kMovements{Kind::Broadcast, Kind::Allgather, Kind::Alltoall};
 
 /// Returns whether a joined rank's zeros leave the result unchanged. They do not change sums; operations that only move
 /// data take nothing from a joined rank.
 bool takes_zeros(const Request& request) {
-  const bool reduces = request.kind == Kind::Allreduce || request.kind == Kind::Reducescatter;
-  return !reduces || request.op == ReduceOp::Sum || request.op == ReduceOp::Average;
+  return !traits_of(request.kind).reduces || request.op == ReduceOp::Sum || request.op == ReduceOp::Average;
 }
 
 /// Returns a number that no other process has, not even one forked from the same parent.
@@ -72,8 +70,8 @@ std::vector<Value> gathered(World& world, const Value& mine, int size) {
 }  // namespace
 
 bool fits_nccl(Kind kind, DType dtype, const Reduction& reduction) {
-  if (kind == Kind::Allreduce || kind == Kind::Reducescatter) return nccl_reduces(dtype, reduction);
-  return std::ranges::find(kMovements, kind) != kMovements.end();
+  const KindTraits& traits = traits_of(kind);
+  return traits.reduces ? nccl_reduces(dtype, reduction) : traits.has_tensor();
 }
 
 DeviceGroup::DeviceGroup(int rank, int size, std::vector<int> members, GpuOptions options, Guard& guard)

@@ -97,7 +97,7 @@ std::vector<Piece> DeviceRun::pieces_of(std::span<const OperationPtr> operations
     }
     if (bytes == 0) continue;
     DeviceMemory& memory = operation->side->result = DeviceMemory(device_, bytes, stream_);
-    if (operation->request.kind == Kind::Allreduce) device_.clear(memory.address(), bytes, stream_);
+    if (traits_of(operation->request.kind).reduces) device_.clear(memory.address(), bytes, stream_);
     pieces.push_back({memory.data(), memory.data(), bytes});
   }
   return pieces;
@@ -110,8 +110,7 @@ std::vector<DeviceParts> DeviceRun::placed(const Bucket& bucket, std::span<const
   std::vector<DeviceParts> placed;
   for (size_t i = 0; i < operations.size(); ++i) {
     Operation& operation = *operations[i];
-    // The entries of reducescatters hold nothing, and one may stand for several.
-    const Entry& entry = bucket.entries[bucket.kind == Kind::Reducescatter ? 0 : i];
+    const Entry& entry = bucket.entry_of(i);
     DeviceParts parts = parts_of(operation, entry, comm_.rank(), size_);
     const size_t bytes = size_result(operation, rows_of(operation, entry, comm_.rank(), size_));
     parts.out = operation.output;

@@ -169,8 +169,7 @@ const char* execute(World& world, ResultPool& pool, int rank, int size, const Bu
   }
   const char* ran = "nothing";
   for (size_t i = 0; i < operations.size(); ++i) {
-    // The entries of reducescatters hold nothing, and one may stand for several.
-    const Entry& entry = bucket.entries[bucket.kind == Kind::Reducescatter ? 0 : i];
+    const Entry& entry = bucket.entry_of(i);
     Execution execution(world, pool, rank, size, entry, *operations[i]);
     if (bucket.kind == Kind::Allgather) ran = execution.allgather();
     else if (bucket.kind == Kind::Alltoall) ran = execution.alltoall();

@@ -27,9 +27,9 @@ std::unique_ptr<World> take_world(Wiring& wiring, FailureDetector& failures, std
 /// broadcasts over MPI, whose root does not wait for the others.
 bool synchronizes(const Recurring& recurring, bool by_mpi) {
   const Request& first = recurring.operations.front()->request;
-  if (first.kind == Kind::Barrier) return true;
-  if (by_mpi && first.kind == Kind::Broadcast) return false;
-  return (first.kind == Kind::Allreduce || first.kind == Kind::Broadcast) && recurring.bytes > 0;
+  const KindTraits& traits = traits_of(first.kind);
+  if (!traits.in_lane || (by_mpi && traits.has_root)) return false;
+  return !traits.has_tensor() || recurring.bytes > 0;
 }
 
 /// Return whether these are only some members of a group, which must run as a whole.
@@ -179,7 +179,7 @@ bool Executor::run_in_lane(Recurring& recurring, const std::function<void()>& be
   // Other operations run as usual, only without the coordinator.
   if (recurring.bytes <= kSmallBytes && recurring.buckets.size() == 1 && first.op != ReduceOp::Adasum)
     attempt.payload = recurring.bytes;
-  const bool gives = first.kind != Kind::Broadcast || first.root == wiring_.rank;
+  const bool gives = !traits_of(first.kind).has_root || first.root == wiring_.rank;
   attempt.load = [&recurring, gives](std::byte* to) {
     for (size_t i = 0; gives && i < recurring.operations.size(); ++i) {
       const Operation& operation = *recurring.operations[i];
@@ -199,7 +199,7 @@ bool Executor::run_in_lane(Recurring& recurring, const std::function<void()>& be
   if (!lane_->agree(attempt)) return false;
   if (trace_.marks_plans()) trace_.add_plan(recurring.buckets.size());
   agreed_in_lane_.fetch_add(recurring.operations.size(), std::memory_order_relaxed);
-  if (attempt.payload > 0 || first.kind == Kind::Barrier) {
+  if (attempt.payload > 0 || !traits_of(first.kind).has_tensor()) {
     finish_in_lane(recurring, attempt.payload);
   } else {
     if (!called) before_wait();
@@ -236,7 +236,7 @@ void Executor::finish_in_lane(const Recurring& recurring, size_t payload) {
   size_t done = 0;
   for (size_t i = 0; payload > 0 && i < all.size(); ++i) {
     const size_t bytes = all[i]->request.bytes();
-    if (first.kind == Kind::Broadcast) {
+    if (traits_of(first.kind).has_root) {
       if (first.root != wiring_.rank || all[i]->output != all[i]->input)
         std::memcpy(all[i]->output, lane_->payload(first.root, payload) + done, bytes);
     } else {

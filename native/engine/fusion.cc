@@ -10,19 +10,18 @@ namespace {
 
 using Key = std::tuple<Kind, DType, ReduceOp, double, double, int32_t, bool, bool>;
 
-/// Returns whether fusing operations of this kind is faster. In host memory that holds for allreduces and broadcasts
-/// only; NCCL runs operations of any kind as one group.
+/// Returns whether fusing such operations is faster.
 bool fuses(const Request& request) {
-  const bool fuses_in_host_memory = request.kind == Kind::Allreduce || request.kind == Kind::Broadcast;
-  return fuses_in_host_memory || (request.on_device && is_sized_by_plan(request.kind));
+  const KindTraits& traits = traits_of(request.kind);
+  return traits.fuses || (request.on_device && traits.has_tensor());
 }
 
-/// Operations with equal keys can share a bucket. The type does not matter to broadcasts, allgathers and alltoalls,
-/// which move bytes. Operations on GPUs and in host memory do not share buckets.
+/// Operations with equal keys can share a bucket. The type does not matter to operations that move bytes. Operations on
+/// GPUs and in host memory do not share buckets.
 Key key_of(const Fusible& item) {
   const Request& request = item.request;
   const bool with_joined = item.entry.request.has_value();
-  if (request.kind != Kind::Allreduce && request.kind != Kind::Reducescatter)
+  if (!traits_of(request.kind).reduces)
     return {request.kind, DType::UInt8, ReduceOp::Sum, 1, 1, request.root, with_joined, request.on_device};
   return {request.kind, request.dtype,    request.op, request.prescale, request.postscale, 0,
           with_joined,  request.on_device};

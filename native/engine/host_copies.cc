@@ -35,12 +35,12 @@ void HostCopies::move(Operation& operation, PinnedPool& pool, int rank) {
   side.copies.push_back(pool.take(device, request.bytes()));
   std::byte* copy = side.copies.back().data();
   hold_for(side, device.to_host());
-  const bool gives = request.kind != Kind::Broadcast || request.root == rank;
+  const bool gives = !traits_of(request.kind).has_root || request.root == rank;
   if (gives && request.bytes() > 0)
     device.copy_to_host(copy, reinterpret_cast<CudaDevice::Address>(operation.input), request.bytes(),
                         device.to_host());
   operation.input = copy;
-  if (!is_sized_by_plan(request.kind)) {
+  if (!traits_of(request.kind).is_sized_by_plan()) {
     operation.output = copy;
   } else if (operation.output != nullptr) {
     side.copies.push_back(pool.take(device, operation.room));
@@ -60,7 +60,8 @@ void HostCopies::return_results() {
     const Operation& operation = *each.operation;
     DeviceSide& side = *operation.side;
     CudaDevice& device = *side.device;
-    const size_t bytes = is_sized_by_plan(operation.request.kind) ? operation.room : operation.request.bytes();
+    const size_t bytes =
+        traits_of(operation.request.kind).is_sized_by_plan() ? operation.room : operation.request.bytes();
     if (each.output != nullptr && !operation.error && bytes > 0)
       device.copy_to_device(reinterpret_cast<CudaDevice::Address>(each.output), side.copies.back().data(), bytes,
                             device.to_device());

@@ -1,6 +1,7 @@
 #include "engine/joined.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <limits>
 #include <memory>
@@ -85,19 +86,21 @@ std::optional<Error> impossible_with_joined(const std::vector<std::optional<Requ
   const Request* request = nullptr;
   for (const auto& each : asked)
     if (each) request = &*each;
-  const auto refused = [&](const char* kind, const std::string& why) {
-    return Error::joined(request->name, std::string(kind) + " is not supported with Join at this time: " + why +
+  const KindTraits& traits = traits_of(request->kind);
+  const auto refused = [&](const std::string& why) {
+    std::string kind = traits.name;
+    kind[0] = static_cast<char>(std::toupper(kind[0]));
+    return Error::joined(request->name, kind + " is not supported with Join at this time: " + why +
                                             "; ask for it before any rank calls join()");
   };
   for (size_t rank = 0; rank < asked.size(); ++rank) {
     if (asked[rank]) continue;
     const std::string who = "rank " + std::to_string(job_rank(static_cast<int>(rank), members)) + " has joined";
-    if (request->kind == Kind::Reducescatter) return refused("Reducescatter", who + " and would not keep its rows");
-    if (request->kind == Kind::Broadcast && static_cast<size_t>(request->root) == rank)
-      return refused("Broadcast", who + " and is the root");
-    if (request->kind != Kind::Alltoall) continue;
+    if (traits.joined == JoinedPart::Refused) return refused(who + " and would not keep its rows");
+    if (traits.has_root && static_cast<size_t>(request->root) == rank) return refused(who + " and is the root");
+    if (!traits.has_splits) continue;
     for (const auto& each : asked)
-      if (each && each->splits[rank] != 0) return refused("Alltoall", who + " and would not keep the rows sent to it");
+      if (each && each->splits[rank] != 0) return refused(who + " and would not keep the rows sent to it");
   }
   return std::nullopt;
 }
@@ -106,20 +109,22 @@ OperationPtr stand_in(const Request& request, int size) {
   auto operation = std::make_shared<Operation>();
   operation->request = request;
   operation->stands_in = true;
-  switch (request.kind) {
-    case Kind::Allreduce:
-    case Kind::Broadcast: {
+  const KindTraits& traits = traits_of(request.kind);
+  switch (traits.joined) {
+    case JoinedPart::Zeros:
+    case JoinedPart::Neutral: {
       auto memory = zeros(request.bytes());
       operation->input = operation->output = memory.get();
-      if (request.kind == Kind::Allreduce) fill_neutral(request, memory.get());
+      if (traits.joined == JoinedPart::Neutral) fill_neutral(request, memory.get());
       operation->keep = std::move(memory);
       break;
     }
-    case Kind::Alltoall: operation->request.splits.assign(static_cast<size_t>(size), 0); [[fallthrough]];
-    case Kind::Allgather: operation->request.shape[0] = 0; break;
-    case Kind::Barrier: break;
-    case Kind::Reducescatter:
-    case Kind::Join: throw Error::internal("the plan has a joined rank take part in " + request.name);
+    case JoinedPart::NoRows:
+      operation->request.shape[0] = 0;
+      if (traits.has_splits) operation->request.splits.assign(static_cast<size_t>(size), 0);
+      break;
+    case JoinedPart::NoTensor: break;
+    case JoinedPart::Refused: throw Error::internal("the plan has a joined rank take part in " + request.name);
   }
   return operation;
 }

@@ -9,8 +9,7 @@ namespace farandole {
 namespace {
 
 bool same_shape(const Request& a, const Request& b) {
-  const bool ragged = a.kind == Kind::Allgather || a.kind == Kind::Alltoall;
-  if (!ragged) return a.shape == b.shape;
+  if (!traits_of(a.kind).is_ragged) return a.shape == b.shape;
   return a.shape.size() == b.shape.size() && std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1);
 }
 
@@ -56,16 +55,18 @@ const Request& first_of(const std::vector<std::optional<Request>>& asked) {
 
 /// A joined rank has no rows.
 std::vector<int64_t> sizes_of(const std::vector<std::optional<Request>>& asked) {
-  const Kind kind = first_of(asked).kind;
+  const KindTraits& traits = traits_of(first_of(asked).kind);
   const std::vector<int64_t> nothing(asked.size(), 0);
   std::vector<int64_t> sizes;
-  if (kind == Kind::Allgather)
-    for (const auto& request : asked) sizes.push_back(request ? request->shape[0] : 0);
-  if (kind == Kind::Alltoall)
-    for (const auto& request : asked) {
-      const std::vector<int64_t>& splits = request ? request->splits : nothing;
-      sizes.insert(sizes.end(), splits.begin(), splits.end());
+  if (!traits.is_ragged) return sizes;
+  for (const auto& request : asked) {
+    if (!traits.has_splits) {
+      sizes.push_back(request ? request->shape[0] : 0);
+      continue;
     }
+    const std::vector<int64_t>& splits = request ? request->splits : nothing;
+    sizes.insert(sizes.end(), splits.begin(), splits.end());
+  }
   return sizes;
 }
 
@@ -250,7 +251,7 @@ void Negotiator::resolve_member(const Request& request, std::optional<Fusible> r
 }
 
 uint32_t Negotiator::number(const Request& request) {
-  if (!request.cacheable || !repeats_exactly(request.kind)) return kNoId;
+  if (!request.cacheable || !traits_of(request.kind).is_numbered) return kNoId;
   const auto found = numbers_.find(request.name);
   if (found != numbers_.end() && known_[found->second].request == request) return found->second;
   // Numbers are never reused, so a number in flight keeps its meaning.

@@ -43,6 +43,8 @@ struct Bucket {
   Kind kind = Kind::Barrier;
   std::vector<Entry> entries;
 
+  /// Returns the entry of the operation `index`. Without sizes all entries are alike, and one may stand for several.
+  [[nodiscard]] const Entry& entry_of(size_t index) const { return entries[traits_of(kind).is_ragged ? index : 0]; }
   bool operator==(const Bucket&) const = default;
 };
 

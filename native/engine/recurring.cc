@@ -11,7 +11,7 @@ void Recurring::arrange() {
   bytes = 0;
   for (size_t i = 0; i < operations.size(); ++i) {
     // A barrier has no tensor, though its request has the shape of a scalar.
-    if (const Request& request = operations[i]->request; request.kind != Kind::Barrier) bytes += request.bytes();
+    if (const Request& request = operations[i]->request; traits_of(request.kind).has_tensor()) bytes += request.bytes();
     if (i + 1 == operations.size() || type_of(operations[i]) != type_of(operations[i + 1])) buckets.push_back(i + 1);
   }
   number = kNoId;

@@ -6,19 +6,6 @@
 
 namespace farandole {
 
-const char* name_of(Kind kind) {
-  switch (kind) {
-    case Kind::Allreduce: return "allreduce";
-    case Kind::Allgather: return "allgather";
-    case Kind::Broadcast: return "broadcast";
-    case Kind::Alltoall: return "alltoall";
-    case Kind::Reducescatter: return "reducescatter";
-    case Kind::Barrier: return "barrier";
-    case Kind::Join: return "join";
-  }
-  return "unknown";
-}
-
 size_t Request::elements() const { return shape.empty() ? 1 : static_cast<size_t>(shape[0]) * row_elements(); }
 
 size_t Request::row_elements() const {
@@ -32,14 +19,6 @@ std::string Request::type_text() const {
   text += '[';
   for (size_t dim = 0; dim < shape.size(); ++dim) text += (dim > 0 ? ", " : "") + std::to_string(shape[dim]);
   return text + ']';
-}
-
-bool is_sized_by_plan(Kind kind) {
-  return kind == Kind::Allgather || kind == Kind::Alltoall || kind == Kind::Reducescatter;
-}
-
-bool repeats_exactly(Kind kind) {
-  return kind == Kind::Allreduce || kind == Kind::Broadcast || kind == Kind::Reducescatter || kind == Kind::Barrier;
 }
 
 namespace {
@@ -88,14 +67,16 @@ void validate_reduction(const Request& request, int size) {
 void validate(Request& request, int size) {
   if (std::isnan(request.prescale) || std::isnan(request.postscale))
     throw Error::invalid(request.name, "a scale factor is not a number");
-  if (request.kind == Kind::Allreduce || request.kind == Kind::Reducescatter) validate_reduction(request, size);
-  if (is_sized_by_plan(request.kind) && request.shape.empty())
-    throw Error::invalid(
-        request.name, std::string(name_of(request.kind)) + " needs at least one dimension; reshape the scalar to (1,)");
-  if (request.kind == Kind::Alltoall) validate_splits(request, size);
-  if (request.kind == Kind::Broadcast && (request.root < 0 || request.root >= size))
-    throw Error::invalid(request.name, "broadcast received invalid root rank " + std::to_string(request.root) +
-                                           "; ranks are 0 to " + std::to_string(size - 1));
+  const KindTraits& traits = traits_of(request.kind);
+  if (traits.reduces) validate_reduction(request, size);
+  if (traits.is_sized_by_plan() && request.shape.empty())
+    throw Error::invalid(request.name,
+                         std::string(traits.name) + " needs at least one dimension; reshape the scalar to (1,)");
+  if (traits.has_splits) validate_splits(request, size);
+  if (traits.has_root && (request.root < 0 || request.root >= size))
+    throw Error::invalid(request.name, std::string(traits.name) + " received invalid root rank " +
+                                           std::to_string(request.root) + "; ranks are 0 to " +
+                                           std::to_string(size - 1));
 }
 
 }  // namespace farandole

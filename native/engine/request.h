@@ -6,22 +6,9 @@
 
 #include "base/dtype.h"
 #include "base/reduce.h"
+#include "engine/kinds.h"
 
 namespace farandole {
-
-enum class Kind : uint8_t {
-  Allreduce = 0,
-  Allgather = 1,
-  Broadcast = 2,
-  Alltoall = 3,
-  Reducescatter = 4,
-  Barrier = 5,
-  Join = 6,  // no more data: the rank counts as making the others' requests until all have joined
-};
-
-inline constexpr uint8_t kKinds = 7;
-
-const char* name_of(Kind kind);
 
 /// One rank's request: the fields that must agree between ranks, and the sizes that may differ.
 struct Request {
@@ -52,12 +39,6 @@ struct Request {
   /// "float32[10, 2]".
   [[nodiscard]] std::string type_text() const;
 };
-
-/// Returns whether the plan determines the size of the result.
-bool is_sized_by_plan(Kind kind);
-
-/// Returns whether the plan depends only on the request, so that a number can stand for it.
-bool repeats_exactly(Kind kind);
 
 /// Throws Error (Invalid) for a request that no rank of a world of `size` could run, whatever the others request. Fills
 /// in the even splits of an alltoall without splits.

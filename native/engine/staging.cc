@@ -103,13 +103,13 @@ void Staging::prepare(StagedCall::Member& member, RequestView request, const Sta
     size_t bytes = size_of(view.dtype);
     for (const int64_t extent : view.shape) bytes *= static_cast<size_t>(extent);
     member.from = reinterpret_cast<CudaDevice::Address>(view.input);
-    member.has_output = view.output != nullptr || !is_sized_by_plan(request.kind);
+    member.has_output = view.output != nullptr || !traits_of(request.kind).is_sized_by_plan();
     member.to = reinterpret_cast<CudaDevice::Address>(view.output);
     member.input = pool_->take(*member.device, bytes);
-    if (is_sized_by_plan(request.kind) && view.output != nullptr)
+    if (traits_of(request.kind).is_sized_by_plan() && view.output != nullptr)
       member.result = pool_->take(*member.device, view.room);
     view.input = member.input.data();
-    if (!is_sized_by_plan(request.kind)) view.output = member.input.data();
+    if (!traits_of(request.kind).is_sized_by_plan()) view.output = member.input.data();
     else if (view.output != nullptr) view.output = member.result.data();
     view.on_device = true;
   }
@@ -140,7 +140,7 @@ bool Staging::prepare_side(StagedCall::Member& member, const RequestView& reques
     return false;
   member.side = std::make_shared<DeviceSide>();
   member.side->device = member.device;
-  member.has_output = tensor.view.output != nullptr || !is_sized_by_plan(request.kind);
+  member.has_output = tensor.view.output != nullptr || !traits_of(request.kind).is_sized_by_plan();
   member.to = reinterpret_cast<CudaDevice::Address>(tensor.view.output);
   return true;
 }
@@ -180,7 +180,7 @@ void Staging::enqueue(StagedCall& call, std::span<const StagedTensor> tensors) {
   try {
     for (StagedCall::Member& member : call.members_) {
       const Request& request = member.operation->request;
-      const bool gives = request.kind != Kind::Broadcast || request.root == engine_->rank();
+      const bool gives = !traits_of(request.kind).has_root || request.root == engine_->rank();
       if (member.device != nullptr && !member.side && gives && request.bytes() > 0)
         member.device->copy_to_host(member.input.data(), member.from, request.bytes(), member.device->to_host());
     }

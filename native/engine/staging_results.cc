@@ -14,7 +14,7 @@ void Staging::finish(StagedCall::Member& member) noexcept {
   Operation& operation = *member.operation;
   if (!operation.error && member.trouble) operation.error = member.trouble->named(operation.request.name);
   if (!operation.error && member.device != nullptr && !member.side && member.has_output) {
-    const bool sized = is_sized_by_plan(operation.request.kind);
+    const bool sized = traits_of(operation.request.kind).is_sized_by_plan();
     Request result = operation.request;
     if (sized) result.shape = operation.result_shape;
     try {

@@ -49,7 +49,7 @@ Request read_request(Reader& r) {
   request.group = r.text();
   request.group_size = r.small_number();
   // The negotiator reads the first dimension of these without a check.
-  if ((request.kind == Kind::Allgather || request.kind == Kind::Alltoall) && request.shape.empty()) Reader::fail();
+  if (traits_of(request.kind).is_ragged && request.shape.empty()) Reader::fail();
   return request;
 }
 

@@ -20,7 +20,7 @@ std::shared_ptr<StagedCall> start_stuck(DeviceRank& rank, const DeviceNumbers& n
   rank.finish(*rank.sum("warm", numbers), numbers);
   CHECK(numbers.read() == std::vector<float>(10, total(rank)));
   set("stand_in_nccl_stuck", 1);
-  const DeviceNumbers* out = is_sized_by_plan(kind) ? nullptr : &numbers;
+  const DeviceNumbers* out = traits_of(kind).is_sized_by_plan() ? nullptr : &numbers;
   const auto call = rank.start(request_of(kind), DeviceRank::tensor("x", numbers, out, {10}));
   rank.wait(*call);
   return call;
@@ -217,13 +217,13 @@ void test_mixed_memory() {
       auto kept = std::make_shared<int>(1);
       const std::weak_ptr<int> alive = kept;
       const std::vector<int64_t> shape{10};
-      StagedTensor tensor = DeviceRank::tensor("x", numbers, is_sized_by_plan(kind) ? nullptr : &numbers, shape);
+      StagedTensor tensor = DeviceRank::tensor("x", numbers, traits_of(kind).is_sized_by_plan() ? nullptr : &numbers, shape);
       tensor.keep = std::move(kept);
       if (rank.rank() == 1) {
         tensor.device = nullptr;
         auto* memory = reinterpret_cast<std::byte*>(host.data());
         tensor.view.input = memory;
-        if (!is_sized_by_plan(kind)) tensor.view.output = memory;
+        if (!traits_of(kind).is_sized_by_plan()) tensor.view.output = memory;
       }
       const auto call = rank.start(request_of(kind), tensor);
       tensor.keep.reset();

@@ -85,7 +85,7 @@ class Run {
       return;
     }
     const auto kind = static_cast<Kind>(numbers_[kKind]);
-    const bool is_allocated = is_sized(kind) && !in_place;
+    const bool is_allocated = traits_of(kind).is_sized_by_plan() && !in_place;
     shapes_.resize(count);
     for (size_t i = 0; i < count; ++i) {
       const xla::Buffer& in = *frame.arguments.buffers[i];
@@ -150,10 +150,6 @@ class Run {
     void* data;
     size_t bytes;
   };
-
-  [[nodiscard]] static bool is_sized(Kind kind) {
-    return kind == Kind::Allgather || kind == Kind::Alltoall || kind == Kind::Reducescatter;
-  }
 
   [[nodiscard]] static size_t bytes_of(const xla::Buffer& buffer, DType dtype) {
     size_t bytes = size_of(dtype);

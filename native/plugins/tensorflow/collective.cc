@@ -86,9 +86,7 @@ struct Collective {
   int32_t op = 1, root = 0;
   double prescale = 1, postscale = 1;
 
-  [[nodiscard]] bool takes_splits() const { return kind == Kind::Alltoall; }
-  [[nodiscard]] bool keeps_shapes() const { return kind == Kind::Allreduce || kind == Kind::Broadcast; }
-  [[nodiscard]] bool has_tensors() const { return kind != Kind::Barrier && kind != Kind::Join; }
+  [[nodiscard]] const KindTraits& traits() const { return traits_of(kind); }
 };
 
 template <Kind kKind>
@@ -100,14 +98,14 @@ void* create(TF_OpKernelConstruction* construction) {
   made->cacheable = !made->name.ends_with('.');
   made->rank_id = static_cast<int32_t>(attributes.integer("rank_id"));
   made->process_set = static_cast<int32_t>(attributes.integer("process_set"));
-  if (made->has_tensors() && !made->takes_splits()) made->grouped = attributes.boolean("grouped");
-  if constexpr (kKind == Kind::Allreduce || kKind == Kind::Reducescatter) {
+  if (made->traits().has_tensor() && !made->traits().has_splits) made->grouped = attributes.boolean("grouped");
+  if constexpr (traits_of(kKind).reduces) {
     made->op = static_cast<int32_t>(attributes.integer("op"));
     // An attribute of type float would not hold a double.
     made->prescale = std::bit_cast<double>(attributes.integer("prescale_bits"));
     made->postscale = std::bit_cast<double>(attributes.integer("postscale_bits"));
   }
-  if constexpr (kKind == Kind::Broadcast) made->root = static_cast<int32_t>(attributes.integer("root"));
+  if constexpr (traits_of(kKind).has_root) made->root = static_cast<int32_t>(attributes.integer("root"));
   attributes.check();
   return made.release();
 }
@@ -122,7 +120,7 @@ class Run {
 
   void start() {
     if (core == nullptr) return fail(kFailedPrecondition, "the core of farandole is not connected to TensorFlow");
-    if (node_.has_tensors() && !take_tensors()) return end();
+    if (node_.traits().has_tensor() && !take_tensors()) return end();
     const plugins::Request request{node_.rank_id,      node_.process_set, static_cast<int32_t>(node_.kind),
                                    node_.op,           node_.root,        node_.grouped,
                                    node_.cacheable,    node_.prescale,    node_.postscale,
@@ -135,13 +133,13 @@ class Run {
  private:
   /// Takes an input of any size, and its output if that has the same size.
   bool take_tensors() {
-    const auto count = static_cast<size_t>(node_.takes_splits() ? 1 : tf.NumInputs(context_));
+    const auto count = static_cast<size_t>(node_.traits().has_splits ? 1 : tf.NumInputs(context_));
     shapes_.resize(count);
     types_.resize(count);
     outputs_.resize(count, nullptr);
     for (size_t i = 0; i < count; ++i)
       if (!take(static_cast<int>(i))) return false;
-    return !node_.takes_splits() || read_splits();
+    return !node_.traits().has_splits || read_splits();
   }
 
   bool take(int index) {
@@ -157,7 +155,7 @@ class Run {
     const int type = kTypes.at(static_cast<size_t>(types_[at]));  // the operation's definition allows only these
     const auto dims = static_cast<int>(shapes_[at].size());
     void* to = nullptr;
-    if (node_.keeps_shapes()) {
+    if (node_.traits().result == ResultSize::OfInput) {
       int forwarded = -1;
       outputs_[at] = tf.ForwardInputOrAllocateOutput(context_, &index, 1, index, shapes_[at].data(), dims, &forwarded,
                                                      status_.get());
@@ -189,7 +187,7 @@ class Run {
   static void done(void* cookie, const plugins::Outcome* outcome) noexcept {
     auto& run = *static_cast<Run*>(cookie);
     if (outcome->error >= 0) return run.fail(code_of(outcome->error), outcome->text);
-    if (run.node_.kind == Kind::Alltoall) run.put(1, outcome->received, outcome->received_count);
+    if (run.node_.traits().has_splits) run.put(1, outcome->received, outcome->received_count);
     const int64_t last = outcome->last_joined;
     if (run.node_.kind == Kind::Join) run.put_scalar(last);
     run.end();
@@ -248,18 +246,10 @@ void compute(void* node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallba
   (new Run(*static_cast<Collective*>(node), context, done))->start();
 }
 
-Create creator_of(Kind kind) {
-  switch (kind) {
-    case Kind::Allreduce: return &create<Kind::Allreduce>;
-    case Kind::Allgather: return &create<Kind::Allgather>;
-    case Kind::Broadcast: return &create<Kind::Broadcast>;
-    case Kind::Alltoall: return &create<Kind::Alltoall>;
-    case Kind::Reducescatter: return &create<Kind::Reducescatter>;
-    case Kind::Barrier: return &create<Kind::Barrier>;
-    case Kind::Join: break;
-  }
-  return &create<Kind::Join>;
-}
+/// The creators of nodes, by kind.
+constexpr auto kCreators = []<size_t... kinds>(std::index_sequence<kinds...>) {
+  return std::array<Create, sizeof...(kinds)>{&create<static_cast<Kind>(kinds)>...};
+}(std::make_index_sequence<kKinds>());
 
 /// The number that a FarandolePlace node returns: an index into `plugins::Place`, or whether the rank is a member.
 struct Question {
@@ -307,7 +297,7 @@ bool add(TF_KernelBuilder* builder, const char* op, Arguments arguments) {
 
 bool register_collective(const char* op, Kind kind, Arguments arguments) {
   return std::ranges::all_of(kDevices, [&](const char* device) {
-    return add(tf.NewAsyncKernelBuilder(op, device, creator_of(kind), &compute,
+    return add(tf.NewAsyncKernelBuilder(op, device, kCreators[static_cast<size_t>(kind)], &compute,
                                         [](void* node) { delete static_cast<Collective*>(node); }),
                op, arguments);
   });
