@@ -51,7 +51,7 @@ class Connections:
         self._bundle, self._timeout, self._most = bundle, timeout, most
         self._context: ssl.SSLContext | None = None
         self._lock = threading.Lock()
-        self._kept: dict[str, list[_Connection]] = {}
+        self._kept: dict[tuple[int, str], list[_Connection]] = {}
         self._closed = False
 
     def get(self, server: str, target: str, headers: Mapping[str, str]) -> Answer:
@@ -86,7 +86,7 @@ class Connections:
     def keep(self, connection: "_Connection") -> None:
         """Keep a connection whose answer has been read to its end."""
         with self._lock:
-            kept = self._kept.setdefault(connection.server, [])
+            kept = self._kept.setdefault((os.getpid(), connection.server), [])
             if len(kept) < self._most and not self._closed:
                 kept.append(connection)
                 return
@@ -94,7 +94,8 @@ class Connections:
 
     def _take(self, server: str) -> "_Connection":
         with self._lock:
-            kept = self._kept.get(server)
+            # A forked process must not use its parent's connections, as each would read the other's answers.
+            kept = self._kept.get((os.getpid(), server))
             if kept:
                 return kept.pop()  # used last, so least likely to have been closed by the server
         return _Connection(self, server, self._open(server), self._timeout[1])

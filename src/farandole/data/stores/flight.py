@@ -1,6 +1,7 @@
 """Requests to a store: concurrency that follows the latency, and repetition with back-off after passing failures."""
 
 import logging
+import os
 import random
 import ssl
 import threading
@@ -54,11 +55,15 @@ class Flight:
         self, attempts: int = _ATTEMPTS, first_pause: float = _FIRST_PAUSE, patience: float = _PATIENCE
     ) -> None:
         self._attempts, self._first_pause, self._patience = attempts, first_pause, patience
-        self._changed = threading.Condition()
-        self._flying = 0
+        self._reset()
         self._seconds: deque[float] = deque(maxlen=_MEASURED)
         self._usual = FIRST_IN_FLIGHT  # requests in flight for the measured latency
         self._calm_until = 0.0
+
+    def _reset(self) -> None:
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._flying = 0
 
     def __reduce__(self) -> tuple[type["Flight"], tuple[int, float, float]]:
         return type(self), (self._attempts, self._first_pause, self._patience)
@@ -100,6 +105,8 @@ class Flight:
         raise AssertionError("the last attempt returns or raises")
 
     def _fly(self, url: str, request: Callable[[], T]) -> T:
+        if self._process != os.getpid():  # the requests in flight, and a lock that may be held, are of the parent
+            self._reset()
         with self._changed:
             if self._flying >= self.most and not self._changed.wait_for(
                 lambda: self._flying < self.most, self._patience

@@ -1,6 +1,7 @@
 """Requests over kept connections, their signatures, and pages of listings."""
 
 import calendar
+import os
 import socket
 import threading
 import time
@@ -20,6 +21,7 @@ from farandole.data.stores.connections import BadAnswer, Connections
 from farandole.data.stores.flight import PassingFailure
 from farandole.data.stores.s3_listing import page_of
 from farandole.data.stores.s3_signing import signed
+from helpers.forks import forked
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nETag:  x \r\n\r\nbody"
 
@@ -32,6 +34,7 @@ def serving(*connections: Sequence[bytes | list[bytes]]) -> Iterator[tuple[str, 
 
     Gives the server's name, and the requests of each connection."""
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(20)  # for a client that does not connect again
     seen: list[list[bytes]] = []
 
     def serve() -> None:
@@ -76,6 +79,15 @@ def test_a_connection_that_was_closed_meanwhile_is_replaced(client: Connections)
     with serving([OK], [OK]) as (server, seen):
         assert [client.get(server, "/", {}).body() for _ in range(2)] == [b"body"] * 2
     assert len(seen) == 2
+
+
+def test_a_forked_process_leaves_kept_connections_to_its_parent(client: Connections) -> None:
+    with serving([OK, OK], [OK]) as (server, seen):
+        client.get(server, "/parent", {}).body()
+        child = forked(lambda: client.get(server, "/child", {}).body() == b"body")
+        client.get(server, "/parent", {}).body()
+        assert os.waitpid(child, 0) == (child, 0)
+    assert [[request.split()[1] for request in each] for each in seen] == [[b"/parent", b"/parent"], [b"/child"]]
 
 
 def test_a_new_connection_that_is_closed_without_an_answer_is_an_error(client: Connections) -> None:

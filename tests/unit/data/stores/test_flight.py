@@ -1,5 +1,6 @@
 """Requests of many threads to one store."""
 
+import os
 import random
 import threading
 import time
@@ -12,6 +13,7 @@ pytest.importorskip("pyarrow")
 from farandole.data.formats.row_groups import File
 from farandole.data.stores.flight import FIRST_IN_FLIGHT, LEAST_IN_FLIGHT, Flight
 from farandole.data.stores.ranges import Part, RangeFile, Span
+from helpers.forks import forked
 
 PATIENCE = 30.0
 
@@ -38,6 +40,20 @@ def test_all_requests_that_wait_get_their_turn() -> None:
         assert sum(pool.map(lambda _: flight.call("s3://x/y", request), range(300))) == 300
     assert time.monotonic() - began < PATIENCE, "a request was not told of its turn"
     assert LEAST_IN_FLIGHT <= most <= 10
+
+
+def test_a_forked_process_has_no_requests_in_flight() -> None:
+    flight, held = Flight(patience=PATIENCE), threading.Event()
+    flight.answered(time.monotonic())
+    with ThreadPoolExecutor(LEAST_IN_FLIGHT) as pool:
+        others = [pool.submit(flight.call, "s3://x/y", held.wait) for _ in range(LEAST_IN_FLIGHT)]
+        while flight._flying < LEAST_IN_FLIGHT:
+            time.sleep(0.001)
+        child = forked(lambda: flight.call("s3://x/z", lambda: True))
+        _, status = os.waitpid(child, 0)
+        held.set()
+        assert all(each.result() for each in others)
+    assert status == 0
 
 
 class Server:
