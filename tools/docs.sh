@@ -5,5 +5,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 .venv/bin/python tools/config_table.py --check
 .venv/bin/python tools/documents.py
-.venv/bin/python -m sphinx -W --keep-going -q -b html docs build/docs
+# -E: a docstring that has changed does not make its page older.
+.venv/bin/python -m sphinx -E -W --keep-going -q -b html docs build/docs
+.venv/bin/python tools/public_names.py
 echo "docs: build/docs/index.html"

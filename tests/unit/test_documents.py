@@ -5,6 +5,8 @@ from pathlib import Path
 import documents
 import pytest
 
+from farandole import errors
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -50,3 +52,9 @@ def test_width_of_code() -> None:
     text = f"{wide}\n\n```python\n{wide[1:]}\n{wide}\n```\n{wide}\n"
     (found,) = documents.too_wide(Path("page.md"), text)
     assert found.startswith("page.md:5: 89 characters")
+
+
+def test_every_class_of_errors_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "guide" / "errors.md").read_text(encoding="utf-8")
+    classes = [name for name in errors.__all__ if isinstance(getattr(errors, name), type)]
+    assert [name for name in classes if f"`{name}`" not in page] == []
