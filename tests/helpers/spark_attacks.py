@@ -12,14 +12,25 @@ from pathlib import Path
 
 from farandole.meeting.handshake import new_secret
 from farandole.spark.driver.log import DriverLog
+from farandole.spark.driver.peers import Job
 from farandole.spark.driver.relay import Relay
 from farandole.spark.rows.exchange.access import KeeperPlan, Kept, local_name
 from helpers.strangers import crowd
 
-__all__ = ["death_of_keeper", "keepers", "lines_arrive", "rows_are_kept"]
+__all__ = ["WatchedKeeper", "death_of_keeper", "keepers", "lines_arrive", "rows_are_kept"]
 
 LIMIT = timedelta(seconds=30)
 ROWS = bytes(range(256)) * 4096  # a megabyte
+
+
+class WatchedKeeper(Job):
+    """A job that notes the loss of a keeper."""
+
+    def __init__(self) -> None:
+        self.lost = threading.Event()
+
+    def on_lost_keeper(self, *, begun: bool) -> None:
+        self.lost.set()
 
 
 def lines_arrive(strangers: int) -> float:
@@ -87,13 +98,12 @@ def keepers(plan: KeeperPlan) -> list[int]:
 
 def death_of_keeper() -> float:
     """Return the seconds until the driver notices that a keeper was killed."""
-    secret, noticed = new_secret(), threading.Event()
-    with DriverLog(secret, 1, host="127.0.0.1") as log:
-        log.on_lost_keeper = noticed.set
+    secret, job = new_secret(), WatchedKeeper()
+    with DriverLog(secret, 1, host="127.0.0.1", job=job) as log:
         plan = KeeperPlan(secret=secret, driver=log.address("127.0.0.1"))
         Kept.started(plan).close()
         began = time.monotonic()
         for pid in keepers(plan):
             os.kill(pid, signal.SIGKILL)
-        assert noticed.wait(LIMIT.total_seconds())
+        assert job.lost.wait(LIMIT.total_seconds())
         return time.monotonic() - began

@@ -18,12 +18,39 @@ from farandole.errors import AuthenticationError, ConfigError
 from farandole.launch.failures import Failure, to_payload
 from farandole.meeting.dialer import dial
 from farandole.meeting.handshake import authenticate, new_secret, send_frame, split_address
-from farandole.spark.driver import log as driver_log
+from farandole.spark.driver import peers
 from farandole.spark.driver.log import DriverLog
+from farandole.spark.driver.peers import Job
 from farandole.spark.driver.relay import Relay
 from helpers.strangers import crowd
 
 SOON = timedelta(seconds=60)  # nothing of it is waited for when all goes well
+
+
+class KnownAttempt(Job):
+    """A job whose stage 7 is in attempt `attempt`, as far as Spark tells (0: it does not)."""
+
+    def __init__(self, attempt: int, *, repeats: bool = False) -> None:
+        self.attempt, self.repeats = attempt, repeats
+        self.asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def attempt_of(self, stage: int) -> int:
+        self.asked.put(stage)
+        return self.attempt if stage == 7 else 0
+
+
+class Watched(Job):
+    """A job that notes its attempts and failures."""
+
+    def __init__(self) -> None:
+        self.attempts: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.failed: queue.SimpleQueue[tuple[int, int, str]] = queue.SimpleQueue()
+
+    def on_attempt(self, number: int, failed: Failure | None) -> None:
+        self.attempts.put(number)
+
+    def on_failure(self, stage: int, number: int, failure: Failure, culprit: Callable[[], Failure | None]) -> None:
+        self.failed.put((stage, number, failure.reason))
 
 
 class Shown:
@@ -84,10 +111,10 @@ def test_failures_reach_the_driver_in_order(secret: bytes) -> None:
             relay.send("failed", to_payload(Failure(rank=rank, reason="x", code=1, consequence=consequence)))
             relay.close(SOON)
             give_up = time.monotonic() + SOON.total_seconds()
-            while len(log.failures) <= known and time.monotonic() < give_up:
+            while len(log.failures.newest) <= known and time.monotonic() < give_up:
                 time.sleep(0.005)  # each connection has a thread: rank 0 could overtake rank 1
         log.wait_for_failure(SOON)
-        assert [failure.rank for failure in log.failures] == [1, 0]
+        assert [failure.rank for failure in log.failures.newest] == [1, 0]
 
 
 def test_a_listener_that_fails_does_not_end_the_log(secret: bytes, caplog: pytest.LogCaptureFixture) -> None:
@@ -121,7 +148,7 @@ def test_a_failing_output_file_costs_no_failure_of_a_rank(secret: bytes, caplog:
         relay.send("failed", to_payload(Failure(rank=0, reason="KeyError", code=1)))
         relay.close(SOON)
         log.drain(SOON)
-        assert [failure.reason for failure in log.failures] == ["KeyError"]
+        assert [failure.reason for failure in log.failures.newest] == ["KeyError"]
     assert "output of rank 0 cannot be shown (AttributeError(\"no attribute 'flush'\"))" in caplog.text
 
 
@@ -151,7 +178,7 @@ def test_only_one_thread_at_a_time_sends_to_a_task(secret: bytes, monkeypatch: p
         relay = relay_to(log, 0, secret, heard.put)
         log.cancel("here")
         assert heard.get(timeout=SOON.total_seconds()) == "here"
-        monkeypatch.setattr(driver_log, "send_frame", watched)
+        monkeypatch.setattr(peers, "send_frame", watched)
         other = threading.Thread(target=log.cancel, args=("a",))
         other.start()
         log.cancel("b")
@@ -289,8 +316,7 @@ def test_messages_for_the_user_take_limited_memory(secret: bytes, monkeypatch: p
 
 def test_tasks_meet_by_way_of_the_driver(secret: bytes) -> None:
     heard: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-    with DriverLog(secret, 3, host="127.0.0.1") as log:
-        log.attempt_of = lambda stage: 1 if stage == 7 else 0
+    with DriverLog(secret, 3, host="127.0.0.1", job=KnownAttempt(1)) as log:
         relays = [relay_to(log, rank, secret, on_met=heard.put) for rank in range(3)]
         for rank in (2, 0, 1):
             relays[rank].send("meet", {"stage": 7, "text": f"rank {rank}"})
@@ -300,23 +326,22 @@ def test_tasks_meet_by_way_of_the_driver(secret: bytes) -> None:
 
 
 def test_the_driver_knows_which_attempt_has_failed(secret: bytes) -> None:
-    attempts: queue.SimpleQueue[int] = queue.SimpleQueue()
-    failures: queue.SimpleQueue[tuple[int, int, str]] = queue.SimpleQueue()
-    with DriverLog(secret, 2, host="127.0.0.1") as log:
-        log.on_attempt = attempts.put
-        log.on_failure = lambda stage, attempt, failure: failures.put((stage, attempt, failure.reason))
+    job = Watched()
+    with DriverLog(secret, 2, host="127.0.0.1", job=job) as log:
         for attempt in (1, 2):
             told, silent = (relay_to(log, rank, secret) for rank in range(2))
             for relay in (told, silent):
                 relay.send("begin", {"stage": 7})
-            assert attempts.get(timeout=SOON.total_seconds()) == attempt
+            assert job.attempts.get(timeout=SOON.total_seconds()) == attempt
             told.send("failed", to_payload(Failure(rank=0, reason="lost it", code=1, consequence=True)))
             told.close(SOON)
             silent.close(SOON)
             log.drain(SOON)
-            assert failures.get(timeout=SOON.total_seconds()) == (7, attempt, "lost it")
-            assert [failure.reason for failure in log.failures] == ["lost it"], "those of the newest attempt alone"
-        guilty = log.failure_of(1)
+            assert job.failed.get(timeout=SOON.total_seconds()) == (7, attempt, "lost it")
+            assert [failure.reason for failure in log.failures.newest] == ["lost it"], (
+                "those of the newest attempt alone"
+            )
+        guilty = log.failures.culprit(1)
         assert guilty is not None
         assert (guilty.rank, guilty.reason[:14]) == (1, "its Spark task")
         ended = relay_to(log, 0, secret)
@@ -324,31 +349,23 @@ def test_the_driver_knows_which_attempt_has_failed(secret: bytes) -> None:
         ended.send("done", {})
         ended.close(SOON)
         log.drain(SOON)
-        assert log.failure_of(3) is None
+        assert log.failures.culprit(3) is None
 
 
 def test_tasks_of_a_stage_that_spark_repeats_do_not_meet_those_of_the_first(secret: bytes) -> None:
-    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def attempt_of(stage: int) -> int:
-        asked.put(stage)
-        return 2
-
-    with DriverLog(secret, 2, host="127.0.0.1") as log:
-        log.feeds_again = True
-        log.attempt_of = attempt_of
+    job = KnownAttempt(2, repeats=True)
+    with DriverLog(secret, 2, host="127.0.0.1", job=job) as log:
         relays = [relay_to(log, rank, secret) for rank in range(2)]  # which fail when they hear anything
         for relay in relays:
             relay.send("meet", {"stage": 7, "text": "here"})
-        assert asked.get(timeout=SOON.total_seconds()) == 7
+        assert job.asked.get(timeout=SOON.total_seconds()) == 7
         for relay in relays:
             relay.close(SOON)
 
 
 def test_tasks_of_a_stage_that_spark_does_not_repeat_meet_though_its_attempt_is_unknown(secret: bytes) -> None:
     met: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-    with DriverLog(secret, 2, host="127.0.0.1") as log:
-        log.attempt_of = lambda stage: 0  # as on Spark Connect
+    with DriverLog(secret, 2, host="127.0.0.1", job=KnownAttempt(0)) as log:  # as on Spark Connect
         relays = [
             Relay(log.address("127.0.0.1"), rank, secret, on_cancel=pytest.fail, on_met=met.put) for rank in range(2)
         ]

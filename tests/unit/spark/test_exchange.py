@@ -5,7 +5,6 @@ import resource
 import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from farandole.spark.rows.exchange.access import Borrowed, KeeperPlan, Kept
 from farandole.spark.rows.exchange.dealer import Dealer, DealPlan
 from farandole.spark.rows.exchange.gather import gather_rows
 from farandole.spark.rows.spill import Spill
-from helpers.spark_attacks import keepers
+from helpers.spark_attacks import WatchedKeeper, keepers
 
 HOST = "127.0.0.1"
 SOON = timedelta(seconds=20)
@@ -241,19 +240,18 @@ def test_shares_that_are_gone_with_their_keeper_are_named(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("end", ["killed", "cancelled", "dismissed"])
 def test_only_a_keeper_that_dies_untold_is_lost(end: str) -> None:
-    secret, noticed = new_secret(), threading.Event()
-    with DriverLog(secret, 2, host=HOST) as log:
-        log.on_lost_keeper = noticed.set
+    secret, job = new_secret(), WatchedKeeper()
+    with DriverLog(secret, 2, host=HOST, job=job) as log:
         plan = KeeperPlan(secret=secret, driver=log.address(HOST))
         Kept.started(plan).close()
         if end == "killed":
             for pid in keepers(plan):
                 os.kill(pid, signal.SIGKILL)
-            assert noticed.wait(SOON.total_seconds())
+            assert job.lost.wait(SOON.total_seconds())
         elif end == "cancelled":
             log.cancel("the job has ended")
         log.drain(SOON)
-        assert log.lost_keepers == ([socket.gethostname()] if end == "killed" else [])
+        assert log.keepers.lost == ([socket.gethostname()] if end == "killed" else [])
     wait_until_gone(plan)
 
 

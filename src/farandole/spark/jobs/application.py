@@ -5,13 +5,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame
 
-if TYPE_CHECKING:
-    from farandole.spark.jobs.task import TaskOrders, TaskPlan
+from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 
 __all__ = ["Application", "DriverHost", "is_connect", "is_local"]
 
@@ -69,14 +68,14 @@ class Application(Protocol):
     def job_group(self, group: str, description: str) -> AbstractContextManager[Callable[[], None]]:
         """Give this thread's Spark jobs of the block a group and a description; yields a function that cancels them."""
 
-    def handed_over(self, plan: "TaskPlan", secret: bytes) -> "AbstractContextManager[TaskOrders]":
+    def handed_over(self, plan: TaskPlan, secret: bytes) -> AbstractContextManager[TaskOrders]:
         """Yield the orders for the tasks of the block, which carry the plan or a broadcast of it."""
 
     def repartitioned_to(self, dataframe: DataFrame) -> int | None:
         """Return the number of partitions if the last step of `dataframe` repartitions it, else None."""
 
 
-def is_connect(spark: Any) -> bool:
+def is_connect(spark: object) -> bool:
     """Return whether `spark` is a Spark Connect session."""
     return type(spark).__module__.startswith(_CONNECT)
 

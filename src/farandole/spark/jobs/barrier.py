@@ -24,13 +24,15 @@ from farandole.launch.failures import Failure
 from farandole.launch.pickling import dump_call
 from farandole.meeting.handshake import new_secret
 from farandole.spark.driver.log import DriverLog, OnMessage, Show, Verbosity, show_on_console
+from farandole.spark.driver.peers import Job
 from farandole.spark.jobs.application import Application, DriverHost
 from farandole.spark.jobs.attempts import Attempts
 from farandole.spark.jobs.chosen import application_of
 from farandole.spark.jobs.failure import blame, cancellation, dealing_error
 from farandole.spark.jobs.interpreter import interpreter_error, use_own_interpreter
+from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 from farandole.spark.jobs.slots import require_slots
-from farandole.spark.jobs.task import RESULT_SCHEMA, TaskOrders, TaskPlan, run_task
+from farandole.spark.jobs.task import RESULT_SCHEMA, run_task
 from farandole.spark.rows.dataframes import arrow_schema, feeding, take_dataframes
 from farandole.spark.rows.exchange.access import KeeperPlan, RowsLost
 from farandole.spark.rows.exchange.batches import counted_by_rows
@@ -92,13 +94,20 @@ def run_barrier_job(
     tasks = _Tasks(fed if dataframe is None else [dataframe], interface, profile)
     attempts = Attempts(max_attempts, int(application.settings.get("spark.stage.maxConsecutiveAttempts", "4")))
 
-    def job() -> list[Row]:
+    def run_job() -> list[Row]:
         host = _driver_host(spark, application, interface, patience)
         require_slots(spark, num_proc, patience=patience, profile=profile, ranks_per_task=ranks_per_task)
-        secret = new_secret()
-        with _listen(application, host, secret, num_proc, show, attempts.watching(on_message)) as driver_log:
+        secret, name = new_secret(), secrets.token_hex(4)
+        with (
+            application.job_group(f"farandole-{name}", description) as cancel,
+            counted_by_rows(tasks.dataframes) as restore_limit,
+            _listen(
+                host, secret, num_proc, show, attempts.watching(on_message),
+                job=_Job(application, attempts, cancel, restore_limit),
+            ) as driver_log,
+        ):  # fmt: skip
             plan = TaskPlan(
-                job=secrets.token_hex(4),
+                job=name,
                 num_proc=num_proc,
                 ranks_per_task=ranks_per_task,
                 call=call,
@@ -112,37 +121,15 @@ def run_barrier_job(
                 executable=executable,
                 start_timeout=patience,
             )
-            return _run_job(spark, plan, secret, driver_log, tasks, attempts, description)
+            with application.handed_over(plan, secret) as orders:
+                stage = _stage(spark, application, tasks, orders, plan)
+                if attempts.most > 1:
+                    stage = stage.repartition(1)  # Spark repeats only a stage whose output another stage reads
+                rows = _collect(stage, driver_log, attempts, cancel, ranks_per_task)
+            driver_log.drain(LEAVE)
+            return rows
 
-    return _values(attempts.run(job), num_proc)
-
-
-def _run_job(
-    spark: SparkSession,
-    plan: TaskPlan,
-    secret: bytes,
-    driver_log: DriverLog,
-    tasks: "_Tasks",
-    attempts: Attempts,
-    description: str,
-) -> list[Row]:
-    """Run one Spark job, and wait until the driver has all messages of its tasks."""
-    application = application_of(spark)
-    driver_log.feeds_again = attempts.most > 1
-    with (
-        application.job_group(f"farandole-{plan.job}", description) as cancel,
-        application.handed_over(plan, secret) as orders,
-    ):
-        stage = _stage(spark, tasks, orders, plan)
-        # Cancel at once: Spark reads a task's error only between two batches of its rows, perhaps minutes later.
-        driver_log.on_lost_keeper = lambda: cancel() if driver_log.feeding else None
-        if driver_log.feeds_again:
-            stage = stage.repartition(1)  # Spark repeats only a stage whose output another stage reads
-            _limit(application, driver_log, attempts, cancel)
-        with counted_by_rows(tasks.dataframes) as driver_log.on_keeper:  # keepers connect after the query is planned
-            rows = _collect(stage, driver_log, attempts, cancel, plan.ranks_per_task)
-    driver_log.drain(LEAVE)
-    return rows
+    return _values(attempts.run(run_job), num_proc)
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
@@ -205,40 +192,55 @@ def _driver_host(spark: SparkSession, application: Application, interface: str, 
 
 
 def _listen(
-    application: Application,
-    host: DriverHost,
-    secret: bytes,
-    num_proc: int,
-    show: Show,
-    on_message: OnMessage | None,
+    host: DriverHost, secret: bytes, num_proc: int, show: Show, on_message: OnMessage | None, *, job: Job
 ) -> DriverLog:
     try:
-        driver_log = DriverLog(secret, num_proc, host=host.bind, show=show, on_message=on_message)
+        return DriverLog(secret, num_proc, host=host.bind, show=show, on_message=on_message, job=job)
     except OSError as error:
         raise ConfigError(host.setting, f"the driver cannot listen on {host.bind} ({error})") from error
-    driver_log.attempt_of = application.attempt_of
-    return driver_log
 
 
-def _limit(application: Application, driver_log: DriverLog, attempts: Attempts, cancel: Callable[[], None]) -> None:
-    """Make `driver_log` cancel the Spark job when its stage must not be repeated."""
+class _Job(Job):
+    """The Spark job, which is cancelled when rows are lost before ranks begin, or when its stage must not be repeated.
 
-    def on_attempt(number: int) -> None:
-        if not attempts.begin(number, driver_log.failure_of(number - 1)):
-            cancel()
+    `restore_limit` restores Spark's limit of Arrow batches; keepers connect after the query is planned."""
 
-    def on_failure(stage: int, number: int, failure: Failure) -> None:
-        if failure.consequence or attempts.go_on(failure):
+    def __init__(
+        self,
+        application: Application,
+        attempts: Attempts,
+        cancel: Callable[[], None],
+        restore_limit: Callable[[], None],
+    ) -> None:
+        self._application, self._attempts = application, attempts
+        self._cancel, self._restore_limit = cancel, restore_limit
+        self.repeats = attempts.most > 1
+
+    def attempt_of(self, stage: int) -> int:
+        return self._application.attempt_of(stage)
+
+    def on_attempt(self, number: int, failed: Failure | None) -> None:
+        if self.repeats and not self._attempts.begin(number, failed):
+            self._cancel()
+
+    def on_failure(self, stage: int, number: int, failure: Failure, culprit: Callable[[], Failure | None]) -> None:
+        if not self.repeats or failure.consequence or self._attempts.go_on(failure):
             return
         # Spark shows the task as failed, with its exception, only if the failure reaches it before the cancellation.
         give_up = time.monotonic() + NOTICED.total_seconds()
-        while time.monotonic() < give_up and not application.has_failed(stage, number):
+        while time.monotonic() < give_up and not self._application.has_failed(stage, number):
             time.sleep(0.02)
         # Meanwhile another rank may be known to be killed; a framework reports its loss by an error of its own.
-        if not attempts.go_on(driver_log.failure_of(number) or failure):
-            cancel()
+        if not self._attempts.go_on(culprit() or failure):
+            self._cancel()
 
-    driver_log.on_attempt, driver_log.on_failure = on_attempt, on_failure
+    def on_keeper(self) -> None:
+        self._restore_limit()
+
+    def on_lost_keeper(self, *, begun: bool) -> None:
+        # Cancel at once: Spark reads a task's error only between two batches of its rows, perhaps minutes later.
+        if not begun:
+            self._cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,12 +252,19 @@ class _Tasks:
     profile: ResourceProfile | None
 
 
-def _stage(spark: SparkSession, tasks: _Tasks, orders: TaskOrders, plan: TaskPlan) -> DataFrame:
+def _stage(
+    spark: SparkSession, application: Application, tasks: _Tasks, orders: TaskOrders, plan: TaskPlan
+) -> DataFrame:
     """Return the barrier stage; a task reads the places of its ranks' rows, or without DataFrames a row of its own."""
     keeper = KeeperPlan(secret=orders.secret, driver=plan.driver_log, interface=tasks.interface)
     number, each = plan.num_proc // plan.ranks_per_task, plan.ranks_per_task
-    one_each = spark.range(0, number, 1, number)
-    source = dealt(tasks.dataframes, plan.num_proc, keeper, each) if tasks.dataframes else one_each
+    if tasks.dataframes:
+        source = dealt(
+            tasks.dataframes, plan.num_proc, keeper,
+            repartitioned_to=application.repartitioned_to, ranks_per_task=each,
+        )  # fmt: skip
+    else:
+        source = spark.range(0, number, 1, number)
     task = functools.partial(run_task, orders)
     return source.mapInArrow(task, RESULT_SCHEMA, barrier=True, profile=tasks.profile)
 
@@ -290,13 +299,13 @@ def _collect(
             raise
         driver_log.wait_for_failure(SETTLE)
         driver_log.drain(LEAVE)
-        lacking = None if driver_log.failures else interpreter_error(stage.sparkSession, str(error))
+        lacking = None if driver_log.failures.newest else interpreter_error(stage.sparkSession, str(error))
         if lacking is not None:
             raise lacking from None
-        failure = attempts.refused or blame(driver_log.failures, str(error), ranks_per_task)
-        _raise_for_lost_rows(driver_log, failure)
+        failure = attempts.refused or blame(driver_log.failures.newest, str(error), ranks_per_task)
+        _raise_for_lost_rows(driver_log, failure, repeats=attempts.most > 1)
         if failure is None:
-            dealing = dealing_error(str(error)) if driver_log.feeding else None
+            dealing = dealing_error(str(error)) if driver_log.keepers.feeding else None
             known = dealing or cancellation(str(error))
             if known is None:
                 raise
@@ -306,15 +315,15 @@ def _collect(
         raise failure.error(attempts.earlier) from failure.cause
 
 
-def _raise_for_lost_rows(driver_log: DriverLog, failure: Failure | None) -> None:
+def _raise_for_lost_rows(driver_log: DriverLog, failure: Failure | None, *, repeats: bool) -> None:
     """Raise `SourceError` if the job failed because a keeper has ended: `RowsLost` if the job may run again."""
-    hosts = ", ".join(sorted(set(driver_log.lost_keepers)))
-    beginning = driver_log.feeding
+    hosts = ", ".join(sorted(set(driver_log.keepers.lost)))
+    beginning = driver_log.keepers.feeding
     # `failure` may be that of a killed rank, although the repeated stage failed because its rows were lost.
-    missed = any(isinstance(each.cause, RowsLost) for each in driver_log.failures)
+    missed = any(isinstance(each.cause, RowsLost) for each in driver_log.failures.newest)
     if not hosts or not (missed or (failure is None and beginning)):
         return
-    kind = RowsLost if beginning or driver_log.feeds_again else SourceError
+    kind = RowsLost if beginning or repeats else SourceError
     problem = (
         "are gone: the process that kept them has ended, killed by the system's out-of-memory killer perhaps, or with "
         "its host; give executors more memory (spark.executor.memoryOverhead) and run the job again"

@@ -3,16 +3,12 @@
 from pyspark.sql import SparkSession
 
 from farandole.spark.jobs.application import Application, is_connect
+from farandole.spark.jobs.classic import ClassicApplication
+from farandole.spark.jobs.connect import ConnectApplication
 
 __all__ = ["application_of"]
 
 
 def application_of(spark: SparkSession) -> Application:
     """Return the application of a classic or a Spark Connect session."""
-    if is_connect(spark):
-        from farandole.spark.jobs.connect import ConnectApplication
-
-        return ConnectApplication(spark)
-    from farandole.spark.jobs.classic import ClassicApplication
-
-    return ClassicApplication(spark)
+    return ConnectApplication(spark) if is_connect(spark) else ClassicApplication(spark)

@@ -9,7 +9,7 @@ from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
 from farandole.spark.jobs.application import DriverHost, is_local
-from farandole.spark.jobs.task import TaskOrders, TaskPlan
+from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 
 __all__ = ["ClassicApplication"]
 

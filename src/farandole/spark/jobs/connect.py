@@ -22,7 +22,7 @@ from farandole.meeting.dialer import dial
 from farandole.meeting.handshake import Deadline, join_address, new_secret
 from farandole.spark.jobs.addresses import address_toward
 from farandole.spark.jobs.application import DriverHost
-from farandole.spark.jobs.task import TaskOrders, TaskPlan
+from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 from farandole.topology import interface_addresses, own_addresses
 
 __all__ = ["ConnectApplication", "candidates", "reach"]

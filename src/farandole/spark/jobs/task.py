@@ -9,11 +9,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import pyarrow as pa
 from pyspark import BarrierTaskContext
@@ -33,15 +32,13 @@ from farandole.spark.driver.relay import Relay
 from farandole.spark.jobs.addresses import address_toward, bindable_address
 from farandole.spark.jobs.child import RUNNER
 from farandole.spark.jobs.gpus import divide, visible_gpus
+from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 from farandole.spark.rows.disks import local_directory
 from farandole.spark.rows.exchange.gather import gather_rows
 from farandole.spark.rows.spill import Spill
 from farandole.topology import JobEnvironment, Topology, host_identity, interface_address
 
-if TYPE_CHECKING:  # pyspark-client, which has Spark Connect alone, lacks it
-    from pyspark import Broadcast
-
-__all__ = ["RESULT_SCHEMA", "TaskOrders", "TaskPlan", "run_task"]
+__all__ = ["RESULT_SCHEMA", "run_task"]
 
 RESULT_SCHEMA = "rank int, part int, chunk binary"
 _ARROW_RESULT = pa.schema([("rank", pa.int32()), ("part", pa.int32()), ("chunk", pa.binary())])
@@ -59,38 +56,6 @@ _SPARKS_OWN = ("OMP_NUM_THREADS", "PYTHON_WORKER_FACTORY_SECRET")
 Event: TypeAlias = (
     tuple[Literal["met"], list[str]] | tuple[Literal["broken"], Exception] | tuple[Literal["ended"], RankCall]
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPlan:
-    """Description of a job for its tasks, without the job's secret, as Spark may write a large plan to a disk."""
-
-    job: str
-    num_proc: int
-    ranks_per_task: int
-    call: bytes = field(repr=False)  # the pickled (function, args, kwargs)
-    env: Mapping[str, str]  # of the ranks; overrides the executor's variables
-    threads_set: bool  # the user has chosen OMP_NUM_THREADS
-    driver_log: str  # host:port
-    stream: bool  # show every line on the driver
-    echo: bool  # show every line in the executor's log
-    keep_all: bool  # return every rank's value, not rank 0's alone
-    schemas: Sequence[bytes]  # of the DataFrames, serialized by Arrow; the tasks' input has the places of their rows
-    executable: str
-    start_timeout: timedelta
-
-    @property
-    def size(self) -> int:
-        """The bytes of the fields that may be large."""
-        return len(self.call) + sum(map(len, self.schemas))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOrders:
-    """A job's secret, and its plan or a broadcast of it; small enough that Spark keeps it in memory."""
-
-    secret: bytes = field(repr=False)
-    plan: "TaskPlan | Broadcast[TaskPlan]"
 
 
 def run_task(orders: TaskOrders, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,34 +1,42 @@
 """Query for a job's DataFrames, on the driver: the places of all shares, in one partition for each task of ranks."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from farandole.spark.jobs.chosen import application_of
 from farandole.spark.rows.exchange.access import KeeperPlan
 from farandole.spark.rows.exchange.dealer import SHARE_SCHEMA, DealPlan, deal_rows
 
 __all__ = ["dealt"]
 
 
-def dealt(dataframes: Sequence[DataFrame], num_proc: int, keeper: KeeperPlan, ranks_per_task: int = 1) -> DataFrame:
+def dealt(
+    dataframes: Sequence[DataFrame],
+    num_proc: int,
+    keeper: KeeperPlan,
+    *,
+    repartitioned_to: Callable[[DataFrame], int | None],
+    ranks_per_task: int = 1,
+) -> DataFrame:
     """Return the places of all shares, with those for the ranks of task k in partition k; nothing runs yet.
 
     Spark reads the partitions of `dataframes` where and in the order it likes. If the last step of a DataFrame
-    repartitions it to `num_proc` partitions, rank k gets partition k, as the user has arranged it."""
+    repartitions it to `num_proc` partitions, rank k gets partition k, as the user has arranged it; `repartitioned_to`
+    is that of the `Application`."""
     tasks = num_proc // ranks_per_task
     keys = [key for key in keys_of_partitions(tasks) for _ in range(ranks_per_task)]
-    shares = [_shares(dataframe, keys, keeper=keeper, number=number) for number, dataframe in enumerate(dataframes)]
+    shares = []
+    for number, dataframe in enumerate(dataframes):
+        arranged = repartitioned_to(dataframe) == num_proc
+        shares.append(_shares(dataframe, DealPlan(keeper=keeper, number=number, keys=keys, arranged=arranged)))
     return functools.reduce(DataFrame.union, shares).repartition(tasks, "key")
 
 
-def _shares(dataframe: DataFrame, keys: Sequence[int], *, keeper: KeeperPlan, number: int) -> DataFrame:
-    arranged = application_of(dataframe.sparkSession).repartitioned_to(dataframe) == len(keys)
-    plan = DealPlan(keeper=keeper, number=number, keys=keys, arranged=arranged)
+def _shares(dataframe: DataFrame, plan: DealPlan) -> DataFrame:
     # As a column, because a task's own number counts the partitions of all DataFrames.
-    rows = dataframe.select("*", F.spark_partition_id()) if arranged else dataframe
+    rows = dataframe.select("*", F.spark_partition_id()) if plan.arranged else dataframe
     return rows.mapInArrow(functools.partial(deal_rows, plan), SHARE_SCHEMA)
 
 

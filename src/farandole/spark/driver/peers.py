@@ -1,0 +1,61 @@
+"""Connections of the driver's log to the tasks and keepers of a job, and the job as these connections see it."""
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+
+from farandole.launch.failures import Failure
+from farandole.meeting.handshake import send_frame
+
+__all__ = ["Job", "Peer"]
+
+
+class Peer:
+    """Connection of a rank's task, or of a keeper with the name of its host; any thread may send on it."""
+
+    def __init__(self, connection: socket.socket, *, rank: int = -1, host: str | None = None) -> None:
+        self.connection, self.rank, self.host = connection, rank, host
+        self._sending = threading.Lock()
+
+    @property
+    def is_keeper(self) -> bool:
+        """Whether the other end keeps dealt rows; otherwise it is the task of `rank`."""
+        return self.host is not None
+
+    def __str__(self) -> str:
+        return f"the keeper on {self.host}" if self.is_keeper else f"rank {self.rank}"
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Send `message`, unless the other end has gone."""
+        with self._sending, contextlib.suppress(OSError):
+            send_frame(self.connection, json.dumps(message).encode())
+
+    def dismiss(self, reason: str) -> None:
+        """Make the other end finish: a task ends its rank, a keeper its process."""
+        self.send({"over": reason})
+
+
+class Job:
+    """What the driver's log asks and reports while Spark runs a job; by default Spark repeats no stage.
+
+    Threads of connections call these methods."""
+
+    repeats = False  # whether Spark may run the stage again, whose ranks then ask for their rows again
+
+    def attempt_of(self, stage: int) -> int:
+        """Return Spark's number of the stage's newest attempt, from 1; 0 if it is not known."""
+        return 0
+
+    def on_attempt(self, number: int, failed: Failure | None) -> None:
+        """Handle the first connection of a task of attempt `number`; `failed` has ended the attempt before it."""
+
+    def on_failure(self, stage: int, number: int, failure: Failure, culprit: Callable[[], Failure | None]) -> None:
+        """Handle the failure of a rank in attempt `number`; `culprit` returns the one that has ended the attempt."""
+
+    def on_keeper(self) -> None:
+        """Handle the connection of a keeper."""
+
+    def on_lost_keeper(self, *, begun: bool) -> None:
+        """Handle the early end of a keeper; `begun`: some rank has its rows already."""
