@@ -4,24 +4,26 @@ from collections.abc import Iterable
 from typing import Any
 
 import farandole.keras as hvd
+from farandole.core.operations.compression import Compressor
 from farandole.keras import callbacks
+from farandole.keras.backend import Optimizer, Tensor, Variable
 
 __all__ = ["BestModelCheckpoint", "DistributedOptimizer", "allreduce"]
 
 
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: Optimizer,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = hvd.Compression.none,
+    compression: Compressor[Tensor] = hvd.Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = hvd.Average,
     num_groups: int = 0,
-    groups: int | Iterable[Iterable[Any]] | None = None,
+    groups: int | Iterable[Iterable[Variable]] | None = None,
     **more: Any,
-) -> Any:
+) -> Optimizer:
     """Call `farandole.keras.DistributedOptimizer`; it takes the arguments in `more` by name."""
     return hvd.DistributedOptimizer(
         optimizer,
@@ -39,14 +41,14 @@ def DistributedOptimizer(
 
 
 def allreduce(
-    value: Any,
+    value: Tensor,
     name: str | None = None,
     average: bool | None = True,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: int | None = None,
-    compression: Any = hvd.Compression.none,
-) -> Any:
+    compression: Compressor[Tensor] = hvd.Compression.none,
+) -> Tensor:
     """Call `farandole.keras.allreduce`; `op` takes precedence over `average`."""
     if op is None:
         op = hvd.Average if average or average is None else hvd.Sum

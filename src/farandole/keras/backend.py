@@ -1,19 +1,40 @@
 """Interface of Keras' backends: `on_torch`, `on_tensorflow` and `on_jax` implement it."""
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, Protocol, TypeAlias
+
+import keras
 
 from farandole.core.operations.gradients import GradientOptions
 
-__all__ = ["Backend", "Options", "Tensor", "compress_each"]
+__all__ = [
+    "Backend",
+    "Model",
+    "Optimizer",
+    "Options",
+    "Schedule",
+    "Tensor",
+    "Variable",
+    "compress_each",
+    "reduction_arguments",
+    "value_of",
+]
 
-# Keras ships no types. A tensor belongs to the backend's framework; in a traced function it is symbolic.
+# A tensor belongs to the backend's framework; in a traced function it is symbolic.
 Tensor: TypeAlias = Any
+# Of Keras 3, or their namesakes of tf_keras.
+Model: TypeAlias = keras.Model
+Optimizer: TypeAlias = keras.optimizers.Optimizer
+Schedule: TypeAlias = keras.optimizers.schedules.LearningRateSchedule
+Variable: TypeAlias = keras.Variable
 Options: TypeAlias = GradientOptions[Tensor]
 
 
 class Backend(Protocol):
     """A module of this package for the tensors of one backend, in eager code and in traced functions."""
+
+    hvd: ModuleType  # the binding of the backend's framework
 
     def is_tensor(self, value: object) -> bool:
         """Return whether `value` is a tensor, or a variable, of the backend's framework."""
@@ -30,19 +51,26 @@ class Backend(Protocol):
         """Return a gradient, dense or sparse, divided by a number."""
 
     def allreduce(self, tensor: Tensor, name: str | None, options: Options) -> Tensor:
-        """Return the tensor, reduced over all ranks."""
-
-    def allgather(self, tensor: Tensor, name: str | None) -> Tensor:
-        """Return the ranks' tensors, concatenated by rank."""
-
-    def broadcast(self, tensor: Tensor, root_rank: int, name: str | None) -> Tensor:
-        """Return the tensor of rank `root_rank`."""
-
-    def reducescatter(self, tensor: Tensor, name: str | None, op: int) -> Tensor:
-        """Return this rank's rows of the tensor, reduced over all ranks."""
+        """Return the tensor or variable, reduced over all ranks."""
 
 
 def compress_each(tensors: Sequence[Tensor], options: Options) -> tuple[list[Tensor], list[object]]:
     """Return the compressed tensors, and for each the context that `decompress` takes."""
     pairs = [options.compression.compress(tensor) for tensor in tensors]
     return [tensor for tensor, _ in pairs], [ctx for _, ctx in pairs]
+
+
+def reduction_arguments(options: Options) -> dict[str, Any]:
+    """Return the arguments of a binding's `allreduce` for `options`."""
+    return {
+        "op": options.reduction.op,
+        "compression": options.compression,
+        "prescale_factor": options.reduction.prescale,
+        "postscale_factor": options.reduction.postscale,
+        "process_set": options.process_set,
+    }
+
+
+def value_of(tensor: Tensor | Variable) -> Tensor:
+    """Return the tensor that a Keras variable holds, and a tensor as it is."""
+    return tensor.value if isinstance(tensor, keras.Variable) else tensor

@@ -1,7 +1,6 @@
 """Exchange of one optimizer's gradients with the other ranks."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import keras
@@ -10,7 +9,7 @@ from farandole.core.operations.gradients import even_groups, explicit_groups
 from farandole.core.operations.reduction import Min, Reduction
 from farandole.core.process_sets.membership import Counters
 from farandole.core.process_sets.process_set import membership_of, require_registered
-from farandole.keras.backend import Options, Tensor
+from farandole.keras.backend import Options, Tensor, Variable
 from farandole.keras.chosen import backend
 
 __all__ = ["Exchange", "keyed"]
@@ -18,7 +17,7 @@ __all__ = ["Exchange", "keyed"]
 Groups = int | Iterable[Iterable[Hashable]] | None
 
 
-def keyed(groups: int | Iterable[Iterable[Any]] | None, key_of: Callable[[Any], Hashable]) -> Groups:
+def keyed(groups: int | Iterable[Iterable[Variable]] | None, key_of: Callable[[Variable], Hashable]) -> Groups:
     """Return `groups`, a number or lists of variables, with keys in place of variables."""
     if groups is None or isinstance(groups, int):
         return groups

@@ -1,11 +1,12 @@
 """Base of distributed optimizers: a class in front of the user's optimizer class."""
 
 from collections.abc import Hashable
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from farandole.keras.backend import Optimizer, Variable
 from farandole.keras.exchange import Exchange
 
-__all__ = ["Front", "put_in_front"]
+__all__ = ["Front", "mix_in"]
 
 F = TypeVar("F", bound="Front")
 
@@ -17,19 +18,19 @@ class Front:
 
     # Keras saves an optimizer by the name of its __class__. As the user's class, it loads without farandole.
     @property  # type: ignore[misc]  # it is never assigned
-    def __class__(self) -> Any:
+    def __class__(self) -> type:
         return type(self).__bases__[1]
 
-    def register_local_var(self, var: Any) -> None:
+    def register_local_var(self, var: Variable) -> None:
         """Exclude the gradient of `var` from the reduction."""
         self._exchange.local.add(self._key_of(var))
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def from_config(cls, config: dict[str, object], *args: object, **kwargs: object) -> Optimizer:
         """Make an optimizer of the user's class with `config`, distributed with the same options as this one.
 
         Its local variables are not copied."""
-        base: Any = cls.__bases__[1]
+        base: type[Optimizer] = cls.__bases__[1]
         return cls._wrap_another(base.from_config(config, *args, **kwargs))
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
@@ -42,17 +43,17 @@ class Front:
     def __deepcopy__(self, memo: object) -> object:
         return self.__reduce_ex__(memo)
 
-    def _key_of(self, variable: Any) -> Hashable:
+    def _key_of(self, variable: Variable) -> Hashable:
         """Return the key of the gradient of `variable`."""
         raise NotImplementedError
 
     @classmethod
-    def _wrap_another(cls, optimizer: Any) -> Any:
+    def _wrap_another(cls, optimizer: Optimizer) -> Optimizer:
         """Return `optimizer`, distributed with the options of this class."""
         raise NotImplementedError
 
 
-def put_in_front(front: type[F], optimizer: Any, exchange: Exchange, **attributes: Any) -> F:
+def mix_in(front: type[F], optimizer: Optimizer, exchange: Exchange, **attributes: object) -> F:
     """Return an optimizer of a subclass of `optimizer`'s class with `front` before it; both share all attributes.
 
     `attributes` are additional attributes of the subclass."""

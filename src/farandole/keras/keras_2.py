@@ -5,15 +5,17 @@ clipped and before a loss scaler checks them for infinities. The ranks' gradient
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import ModuleType
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 import tf_keras
 
-from farandole.keras.backend import Options, Tensor
+from farandole.keras.backend import Model, Optimizer, Schedule, Tensor, Variable
 from farandole.keras.exchange import Exchange, keyed
-from farandole.keras.front import Front, put_in_front
+from farandole.keras.front import Front, mix_in
+from farandole.keras.generation import Distribution
 from farandole.keras.saved_files import with_maker
 from farandole.tensorflow.aggregation import Aggregation
 from farandole.tensorflow.reducer import identify
@@ -32,11 +34,11 @@ __all__ = [
     "velocities",
 ]
 
-Pairs: TypeAlias = list[tuple[Tensor | None, Any]]
+Pairs: TypeAlias = list[tuple[Tensor | None, Variable]]
 
 has_legacy = True
-library: Any = tf_keras
-LEGACY: Any = tf_keras.optimizers.legacy.Optimizer
+library: ModuleType = tf_keras
+LEGACY: type[Optimizer] = tf_keras.optimizers.legacy.Optimizer
 KINDS: tuple[type, ...] = (tf_keras.optimizers.Optimizer, LEGACY)
 _SEVERAL_PASSES = "backward_passes_per_step > 1 and a LossScaleOptimizer of Keras 2 do not go together"
 
@@ -44,11 +46,11 @@ _SEVERAL_PASSES = "backward_passes_per_step > 1 and a LossScaleOptimizer of Kera
 class _Front(Front):
     _aggregation: Aggregation  # an attribute of the class, like the exchange
 
-    def _key_of(self, variable: Any) -> Hashable:
+    def _key_of(self, variable: Variable) -> Hashable:
         return identify(variable)
 
     @classmethod
-    def _wrap_another(cls, optimizer: Any) -> Any:
+    def _wrap_another(cls, optimizer: Optimizer) -> Optimizer:
         return _wrap(optimizer, cls._exchange.again(), cls._aggregation.again())
 
 
@@ -61,8 +63,8 @@ class _Distributed(_Front):
 
     @as_written
     def apply_gradients(
-        self, grads_and_vars: Iterable[tuple[Tensor | None, Any]], name: str | None = None, **options: Any
-    ) -> Any:
+        self, grads_and_vars: Iterable[tuple[Tensor | None, Variable]], name: str | None = None, **options: bool
+    ) -> tf.Operation | None:
         """Reduce the gradients, unless Keras' `options` mark them as reduced, and apply them.
 
         Blocks in eager mode until every rank has taken part. All passes of a step but the last only add up gradients
@@ -103,7 +105,7 @@ class _Distributed(_Front):
         gradients, variables = zip(*pairs, strict=True)
         return list(zip(self._reduce(gradients, variables), variables, strict=True))
 
-    def _reduce(self, gradients: Sequence[Tensor | None], variables: Sequence[Any]) -> list[Tensor]:
+    def _reduce(self, gradients: Sequence[Tensor | None], variables: Sequence[Variable]) -> list[Tensor]:
         return self._exchange.reduce(gradients, [identify(variable) for variable in variables])
 
 
@@ -124,16 +126,7 @@ class _Scaled(_Front):
     """Class in front of a loss scaler, whose inner optimizer exchanges gradients."""
 
 
-def distribute(
-    optimizer: Any,
-    options: Options,
-    *,
-    name: str | None,
-    groups: int | Iterable[Iterable[Any]] | None,
-    scale_local: bool,
-    passes: int,
-    average: bool,
-) -> Any:
+def distribute(optimizer: Optimizer, how: Distribution) -> Optimizer:
     """See `Generation`."""
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"tf_keras runs on TensorFlow, but KERAS_BACKEND is {keras.backend.backend()}: leave it out")
@@ -142,29 +135,30 @@ def distribute(
             raise TypeError(f"expected an optimizer of tf_keras {tf_keras.__version__}, got {type(each).__name__}")
         if isinstance(each, Front):
             raise ValueError(f"the {type(each).__name__} is distributed already")
-    exchange = Exchange(options, name=name, groups=keyed(groups, identify), scale_local=scale_local)
-    return _wrap(optimizer, exchange, Aggregation(passes, average))
+    groups = keyed(how.groups, identify)
+    exchange = Exchange(how.options, name=how.name, groups=groups, scale_local=how.scale_local)
+    return _wrap(optimizer, exchange, Aggregation(how.passes, how.average))
 
 
-def build(optimizer: Any, trained: Sequence[Any]) -> list[Any]:
+def build(optimizer: Optimizer, trained: Sequence[Variable]) -> list[Variable]:
     """See `Generation`."""
     _build(optimizer, trained)
-    held: list[Any] = optimizer.variables()  # a method of legacy optimizers, and a callable list of others
+    held: list[Variable] = optimizer.variables()  # a method of legacy optimizers, and a callable list of others
     return held
 
 
-def has_schedule(optimizer: Any) -> bool:
+def has_schedule(optimizer: Optimizer) -> bool:
     """See `Generation`."""
     return isinstance(rate(optimizer), tf_keras.optimizers.schedules.LearningRateSchedule)
 
 
-def rate(optimizer: Any) -> Any:
+def rate(optimizer: Optimizer) -> Variable | Schedule:
     """See `Generation`."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return inner._hyper["learning_rate"] if isinstance(inner, LEGACY) else inner._learning_rate
 
 
-def set_schedule(optimizer: Any, schedule: Any) -> None:
+def set_schedule(optimizer: Optimizer, schedule: Schedule) -> None:
     """See `Generation`."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(inner, LEGACY):
@@ -173,23 +167,23 @@ def set_schedule(optimizer: Any, schedule: Any) -> None:
         inner._learning_rate = schedule
 
 
-def velocities(optimizer: Any) -> list[Any]:
+def velocities(optimizer: Optimizer) -> list[Variable]:
     """See `Generation`."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(inner, LEGACY):
         return [slots["momentum"] for slots in inner._slots.values() if "momentum" in slots]
     if not getattr(inner, "momentum", 0):
         return []
-    held: list[Any] = getattr(inner, "momentums", None) or getattr(inner, "_momentums", [])
+    held: list[Variable] = getattr(inner, "momentums", None) or getattr(inner, "_momentums", [])
     return held
 
 
-def load(filepath: str | Path, objects: Mapping[str, Any]) -> Any:
+def load(filepath: str | Path, objects: Mapping[str, object]) -> Model:
     """See `Generation`."""
     return tf_keras.models.load_model(filepath, custom_objects=with_maker(filepath, objects))
 
 
-def _wrap(optimizer: Any, exchange: Exchange, aggregation: Aggregation) -> Any:
+def _wrap(optimizer: Optimizer, exchange: Exchange, aggregation: Aggregation) -> Optimizer:
     """Return an optimizer like `optimizer` that exchanges its gradients through `exchange`."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None and aggregation.passes > 1:
@@ -198,10 +192,10 @@ def _wrap(optimizer: Any, exchange: Exchange, aggregation: Aggregation) -> Any:
     if inner is not None:
         vars(optimizer)["_optimizer"] = _wrap(inner, exchange, aggregation)
         front = _Scaled
-    return put_in_front(front, optimizer, exchange, _aggregation=aggregation)
+    return mix_in(front, optimizer, exchange, _aggregation=aggregation)
 
 
-def _build(optimizer: Any, trained: Sequence[Any]) -> None:
+def _build(optimizer: Optimizer, trained: Sequence[Variable]) -> None:
     if isinstance(optimizer, LEGACY):
         optimizer._create_all_weights(trained)
     else:

@@ -1,14 +1,15 @@
 """Optimizers, models and files of Keras 3, on each of its backends."""
 
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from types import ModuleType
 
 import keras
 from keras.optimizers import LossScaleOptimizer
 
-from farandole.keras.backend import Options, Tensor
+from farandole.keras.backend import Optimizer, Schedule, Tensor, Variable
 from farandole.keras.exchange import Exchange, keyed
-from farandole.keras.front import Front, put_in_front
+from farandole.keras.front import Front, mix_in
+from farandole.keras.generation import Distribution
 from farandole.keras.saved_files import load
 
 __all__ = [
@@ -28,17 +29,17 @@ __all__ = [
 ]
 
 has_legacy = False
-library: Any = keras
+library: ModuleType = keras
 KINDS: tuple[type, ...] = (keras.optimizers.Optimizer,)
 
 
 class _Front(Front, keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no types
-    def _key_of(self, variable: Any) -> Hashable:
+    def _key_of(self, variable: Variable) -> Hashable:
         key: Hashable = self._var_key(variable)
         return key
 
     @classmethod
-    def _wrap_another(cls, optimizer: Any) -> Any:
+    def _wrap_another(cls, optimizer: Optimizer) -> Optimizer:
         return _wrap(optimizer, cls._exchange.again())
 
 
@@ -47,7 +48,7 @@ class Distributed(_Front):
 
     Gradients of several passes are reduced in the last pass."""
 
-    def apply(self, grads: Sequence[Tensor], trainable_variables: Sequence[Any] | None = None) -> None:
+    def apply(self, grads: Sequence[Tensor], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Reduce and apply the gradients; with several passes per step, in the last pass.
 
         Blocks until every rank has taken part, unless it is only traced."""
@@ -108,50 +109,42 @@ class ScaledDistributed(_Front):
         return self._exchange.agree(super().check_finite(grads))
 
 
-def distribute(
-    optimizer: Any,
-    options: Options,
-    *,
-    name: str | None,
-    groups: int | Iterable[Iterable[Any]] | None,
-    scale_local: bool,
-    passes: int,
-    average: bool,
-) -> Any:
+def distribute(optimizer: Optimizer, how: Distribution) -> Optimizer:
     """See `Generation`. Several passes are Keras' `gradient_accumulation_steps`."""
     _check(optimizer)
     inner = optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
     _check(inner)
-    summed = _accumulate(inner, passes) and not average
-    groups = keyed(groups, inner._var_key)
-    return _wrap(optimizer, Exchange(options, name=name, groups=groups, scale_local=scale_local, summed=summed))
+    summed = _accumulate(inner, how.passes) and not how.average
+    groups = keyed(how.groups, inner._var_key)
+    exchange = Exchange(how.options, name=how.name, groups=groups, scale_local=how.scale_local, summed=summed)
+    return _wrap(optimizer, exchange)
 
 
-def build(optimizer: Any, trained: Sequence[Any]) -> list[Any]:
+def build(optimizer: Optimizer, trained: Sequence[Variable]) -> list[Variable]:
     """See `Generation`."""
     if not optimizer.built:
         optimizer.build(trained)
-    held: list[Any] = optimizer.variables
+    held: list[Variable] = optimizer.variables
     return held
 
 
-def has_schedule(optimizer: Any) -> bool:
+def has_schedule(optimizer: Optimizer) -> bool:
     """See `Generation`."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return isinstance(inner, keras.optimizers.Optimizer) and not isinstance(inner._learning_rate, keras.Variable)
 
 
-def rate(optimizer: Any) -> Any:
+def rate(optimizer: Optimizer) -> Variable | Schedule:
     """See `Generation`."""
     return getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
 
 
-def set_schedule(optimizer: Any, schedule: Any) -> None:
+def set_schedule(optimizer: Optimizer, schedule: Schedule) -> None:
     """See `Generation`."""
     getattr(optimizer, "inner_optimizer", optimizer)._learning_rate = schedule
 
 
-def velocities(optimizer: Any) -> list[Any]:
+def velocities(optimizer: Optimizer) -> list[Variable]:
     """See `Generation`."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not inner.built or not getattr(inner, "momentum", 0):
@@ -160,7 +153,7 @@ def velocities(optimizer: Any) -> list[Any]:
     return [velocity for velocity in held if velocity is not None]
 
 
-def take_scaler_in_front(optimizer: Any) -> Any:
+def take_scaler_in_front(optimizer: Optimizer) -> Optimizer:
     """Return an optimizer like `optimizer`, a LossScaleOptimizer around a distributed one, that agrees with all ranks.
 
     Raises `TypeError` for other optimizers."""
@@ -168,25 +161,25 @@ def take_scaler_in_front(optimizer: Any) -> Any:
     if isinstance(optimizer, Front) or not isinstance(inner, Distributed):
         raise TypeError(f"expected a LossScaleOptimizer around a distributed optimizer, got {optimizer!r}")
     inner._exchange.held_by_another = False
-    return put_in_front(ScaledDistributed, optimizer, inner._exchange)
+    return mix_in(ScaledDistributed, optimizer, inner._exchange)
 
 
-def _wrap(optimizer: Any, exchange: Exchange) -> Any:
+def _wrap(optimizer: Optimizer, exchange: Exchange) -> Optimizer:
     """Return an optimizer like `optimizer` that exchanges its gradients through `exchange`."""
     if not isinstance(optimizer, LossScaleOptimizer):
-        return put_in_front(Distributed, optimizer, exchange)
-    vars(optimizer)["inner_optimizer"] = put_in_front(Distributed, optimizer.inner_optimizer, exchange)
-    return put_in_front(ScaledDistributed, optimizer, exchange)
+        return mix_in(Distributed, optimizer, exchange)
+    vars(optimizer)["inner_optimizer"] = mix_in(Distributed, optimizer.inner_optimizer, exchange)
+    return mix_in(ScaledDistributed, optimizer, exchange)
 
 
-def _check(optimizer: Any) -> None:
+def _check(optimizer: Optimizer) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"expected an optimizer of Keras {keras.__version__}, got {type(optimizer).__name__}")
     if isinstance(optimizer, Front):
         raise ValueError(f"the {type(optimizer).__name__} is distributed already")
 
 
-def _accumulate(optimizer: Any, passes: int) -> bool:
+def _accumulate(optimizer: Optimizer, passes: int) -> bool:
     """Make Keras accumulate the gradients of `passes` passes; return whether the optimizer was changed for that."""
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step must be > 0, got {passes}")

@@ -6,9 +6,9 @@ import jax
 import keras
 
 import farandole.jax as hvd
-from farandole.keras.backend import Options
+from farandole.keras.backend import Options, reduction_arguments, value_of
 
-__all__ = ["allgather", "allreduce", "broadcast", "divide", "is_tensor", "reduce_each", "reducescatter"]
+__all__ = ["allreduce", "divide", "hvd", "is_tensor", "reduce_each"]
 
 
 def is_tensor(value: object) -> bool:
@@ -22,15 +22,7 @@ def reduce_each(
     """Reduce all tensors in one operation; `groups` are ignored, as programs may start operations in any order.
 
     Blocks until every rank has made the request; in a compiled function it blocks when the function runs."""
-    return hvd.grouped_allreduce(
-        tensors,
-        op=options.reduction.op,
-        name=name,
-        compression=options.compression,
-        prescale_factor=options.reduction.prescale,
-        postscale_factor=options.reduction.postscale,
-        process_set=options.process_set,
-    )
+    return hvd.grouped_allreduce(tensors, name=name, **reduction_arguments(options))
 
 
 def divide(gradient: jax.Array, number: int) -> jax.Array:
@@ -40,32 +32,5 @@ def divide(gradient: jax.Array, number: int) -> jax.Array:
 
 def allreduce(tensor: jax.Array | keras.Variable, name: str | None, options: Options) -> jax.Array:
     """See `farandole.jax.allreduce`."""
-    return hvd.allreduce(
-        _plain(tensor),
-        op=options.reduction.op,
-        name=name,
-        compression=options.compression,
-        prescale_factor=options.reduction.prescale,
-        postscale_factor=options.reduction.postscale,
-        process_set=options.process_set,
-    )
-
-
-def allgather(tensor: jax.Array | keras.Variable, name: str | None) -> jax.Array:
-    """See `farandole.jax.allgather`."""
-    return hvd.allgather(_plain(tensor), name)
-
-
-def broadcast(tensor: jax.Array | keras.Variable, root_rank: int, name: str | None) -> jax.Array:
-    """See `farandole.jax.broadcast`."""
-    return hvd.broadcast(_plain(tensor), root_rank, name)
-
-
-def reducescatter(tensor: jax.Array | keras.Variable, name: str | None, op: int) -> jax.Array:
-    """See `farandole.jax.reducescatter`."""
-    return hvd.reducescatter(_plain(tensor), op=op, name=name)
-
-
-def _plain(tensor: jax.Array | keras.Variable) -> jax.Array:
-    value: jax.Array = tensor.value if isinstance(tensor, keras.Variable) else tensor
-    return value
+    reduced: jax.Array = hvd.allreduce(value_of(tensor), name=name, **reduction_arguments(options))
+    return reduced

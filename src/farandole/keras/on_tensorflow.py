@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from farandole.keras.backend import Options, Tensor
+from farandole.keras.backend import Options, Tensor, reduction_arguments, value_of
 from farandole.tensorflow import ops as hvd
 
-__all__ = ["allgather", "allreduce", "broadcast", "divide", "is_tensor", "reduce_each", "reducescatter"]
+__all__ = ["allreduce", "divide", "hvd", "is_tensor", "reduce_each"]
 
 
 def is_tensor(value: object) -> bool:
@@ -54,38 +54,12 @@ def divide(gradient: Tensor, number: int) -> Tensor:
 
 def allreduce(tensor: Tensor, name: str | None, options: Options) -> Tensor:
     """See `farandole.tensorflow.allreduce`."""
-    return hvd.allreduce(_plain(tensor), name=name, **_arguments(options, tensor))
-
-
-def allgather(tensor: Tensor, name: str | None) -> Tensor:
-    """See `farandole.tensorflow.allgather`."""
-    return hvd.allgather(_plain(tensor), name=name)
-
-
-def broadcast(tensor: Tensor, root_rank: int, name: str | None) -> Tensor:
-    """See `farandole.tensorflow.broadcast`."""
-    return hvd.broadcast(_plain(tensor), root_rank, name=name)
-
-
-def reducescatter(tensor: Tensor, name: str | None, op: int) -> Tensor:
-    """See `farandole.tensorflow.reducescatter`."""
-    return hvd.reducescatter(_plain(tensor), name=name, op=op)
+    return hvd.allreduce(value_of(tensor), name=name, **_arguments(options, tensor))
 
 
 def _arguments(options: Options, tensor: Tensor) -> dict[str, Any]:
+    # Keras' scopes depend on how many layers and optimizers this rank has made.
+    arguments = reduction_arguments(options) | {"ignore_name_scope": True}
     # Slices are gathered, not summed, so they cannot overflow and need no factors.
-    op, *factors = options.reduction
-    prescale, postscale = (1.0, 1.0) if isinstance(tensor, tf.IndexedSlices) else factors
-    return {
-        "compression": options.compression,
-        "op": op,
-        "prescale_factor": prescale,
-        "postscale_factor": postscale,
-        "process_set": options.process_set,
-        # Keras' scopes depend on how many layers and optimizers this rank has made.
-        "ignore_name_scope": True,
-    }
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.value if isinstance(tensor, keras.Variable) else tensor
+    no_factors = {"prescale_factor": 1.0, "postscale_factor": 1.0}
+    return arguments | no_factors if isinstance(tensor, tf.IndexedSlices) else arguments

@@ -1,15 +1,14 @@
 """Keras' torch backend: gradients are ready when an optimizer gets them, so all are reduced together."""
 
 from collections.abc import Sequence
-from typing import cast
 
 import keras
 import torch
 
 import farandole.torch as hvd
-from farandole.keras.backend import Options, compress_each
+from farandole.keras.backend import Options, compress_each, reduction_arguments, value_of
 
-__all__ = ["allgather", "allreduce", "broadcast", "divide", "is_tensor", "reduce_each", "reducescatter"]
+__all__ = ["allreduce", "divide", "hvd", "is_tensor", "reduce_each"]
 
 
 def is_tensor(value: object) -> bool:
@@ -47,33 +46,6 @@ def divide(gradient: torch.Tensor, number: int) -> torch.Tensor:
     return gradient / number
 
 
-def allreduce(tensor: torch.Tensor, name: str | None, options: Options) -> torch.Tensor:
+def allreduce(tensor: torch.Tensor | keras.Variable, name: str | None, options: Options) -> torch.Tensor:
     """See `farandole.torch.allreduce`."""
-    return hvd.allreduce(
-        _plain(tensor),
-        name=name,
-        compression=options.compression,
-        op=options.reduction.op,
-        prescale_factor=options.reduction.prescale,
-        postscale_factor=options.reduction.postscale,
-        process_set=options.process_set,
-    )
-
-
-def allgather(tensor: torch.Tensor, name: str | None) -> torch.Tensor:
-    """See `farandole.torch.allgather`."""
-    return hvd.allgather(_plain(tensor), name)
-
-
-def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None) -> torch.Tensor:
-    """See `farandole.torch.broadcast`."""
-    return hvd.broadcast(_plain(tensor), root_rank, name)
-
-
-def reducescatter(tensor: torch.Tensor, name: str | None, op: int) -> torch.Tensor:
-    """See `farandole.torch.reducescatter`."""
-    return hvd.reducescatter(_plain(tensor), name, op=op)
-
-
-def _plain(tensor: object) -> torch.Tensor:
-    return cast(torch.Tensor, tensor.value if isinstance(tensor, keras.Variable) else tensor)
+    return hvd.allreduce(value_of(tensor), name=name, **reduction_arguments(options))

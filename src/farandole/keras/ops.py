@@ -6,7 +6,7 @@ import numpy as np
 import farandole.numpy as on_numpy
 from farandole.core.operations.compression import Compressor
 from farandole.core.operations.reduction import Average, choose_reduction
-from farandole.keras.backend import Options, Tensor
+from farandole.keras.backend import Options, Tensor, value_of
 from farandole.keras.chosen import backend
 from farandole.keras.compression import Compression
 
@@ -46,7 +46,7 @@ def allgather(value: Tensor, name: str | None = None) -> Tensor:
 
     Blocks until every rank has made the request."""
     if backend().is_tensor(value):
-        return backend().allgather(value, name)
+        return backend().hvd.allgather(value_of(value), name=name)
     return on_numpy.allgather(np.asarray(value), name=name)
 
 
@@ -55,7 +55,7 @@ def broadcast(value: Tensor, root_rank: int, name: str | None = None) -> Tensor:
 
     Blocks until the root's value has arrived."""
     if backend().is_tensor(value):
-        return backend().broadcast(value, root_rank, name)
+        return backend().hvd.broadcast(value_of(value), root_rank, name=name)
     return on_numpy.broadcast(np.asarray(value), root_rank, name=name)
 
 
@@ -64,5 +64,5 @@ def reducescatter(value: Tensor, name: str | None = None, op: int = Average) -> 
 
     Blocks until every rank has made the request."""
     if backend().is_tensor(value):
-        return backend().reducescatter(value, name, op)
+        return backend().hvd.reducescatter(value_of(value), name=name, op=op)
     return on_numpy.reducescatter(np.asarray(value), name=name, op=op)

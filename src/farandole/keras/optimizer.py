@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterable
-from typing import Any
 
 import keras
 
@@ -10,15 +9,15 @@ from farandole.core.operations.compression import Compressor
 from farandole.core.operations.gradients import predivided
 from farandole.core.operations.reduction import Average, Sum
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, require_registered
-from farandole.keras.backend import Options, Tensor
+from farandole.keras.backend import Optimizer, Options, Tensor, Variable
 from farandole.keras.compression import Compression
-from farandole.keras.generation import generation_of
+from farandole.keras.generation import Distribution, generation_of
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
 
 
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: Optimizer,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -29,10 +28,10 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: int | Iterable[Iterable[Any]] | None = None,
+    groups: int | Iterable[Iterable[Variable]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> Optimizer:
     """Return an optimizer like `optimizer`, of a subclass of its class, that steps with the gradients of all ranks.
 
     It shares options and state with `optimizer`, which should no longer be used, and is saved as an optimizer of that
@@ -62,19 +61,19 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
-    return generation_of(optimizer).distribute(
-        optimizer,
-        options,
+    how = Distribution(
+        options=options,
         name=name,
         groups=groups,
         scale_local=scale_local_gradients,
         passes=backward_passes_per_step,
         average=average_aggregated_gradients,
     )
+    return generation_of(optimizer).distribute(optimizer, how)
 
 
 def PartialDistributedOptimizer(
-    optimizer: Any,
+    optimizer: Optimizer,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -84,15 +83,17 @@ def PartialDistributedOptimizer(
     op: int = Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
-    groups: int | Iterable[Iterable[Any]] | None = None,
+    groups: int | Iterable[Iterable[Variable]] | None = None,
     process_set: ProcessSet = global_process_set,
     local_layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None = None,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> Optimizer:
     """Return a `DistributedOptimizer` that excludes the gradients of `local_layers` from the reduction.
 
     Also raises `ValueError` for layers that are not built."""
-    layers: list[Any] = [local_layers] if hasattr(local_layers, "trainable_variables") else list(local_layers or ())
+    layers: list[Variable] = (
+        [local_layers] if hasattr(local_layers, "trainable_variables") else list(local_layers or ())
+    )
     unbuilt = [layer.name for layer in layers if not layer.built]
     if unbuilt:
         raise ValueError(f"local_layers have no variables yet: build {', '.join(unbuilt)}, or call the model once")

@@ -1,18 +1,19 @@
 """Loader for models that Keras 3 has saved, and functions that make the optimizer of a saved model."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import Any
 from zipfile import ZipFile
 
 import keras
 
+from farandole.keras.backend import Model, Optimizer
+
 __all__ = ["load", "with_maker"]
 
 
-def load(filepath: str | Path, objects: Mapping[str, Any]) -> Any:
+def load(filepath: str | Path, objects: Mapping[str, object]) -> Model:
     """See `Generation`."""
     model = keras.saving.load_model(filepath, custom_objects=with_maker(filepath, objects))
     optimizer = getattr(model, "optimizer", None)
@@ -21,7 +22,7 @@ def load(filepath: str | Path, objects: Mapping[str, Any]) -> Any:
     return model
 
 
-def with_maker(filepath: str | Path, objects: Mapping[str, Any]) -> dict[str, Any]:
+def with_maker(filepath: str | Path, objects: Mapping[str, object]) -> dict[str, object]:
     """Return `objects` with a class in place of the function that makes the optimizer of the file, if there is one."""
     held = dict(objects)
     if any(isinstance(each, FunctionType) for each in held.values()):
@@ -34,7 +35,7 @@ def with_maker(filepath: str | Path, objects: Mapping[str, Any]) -> dict[str, An
 def _class_that_calls(maker: FunctionType) -> type:
     """Return a class whose `from_config` calls `maker`, because Keras accepts only classes here."""
 
-    def from_config(config: Mapping[str, Any], *args: object, **kwargs: object) -> object:
+    def from_config(config: Mapping[str, object], *args: object, **kwargs: object) -> object:
         return maker(**config)
 
     return type(maker.__name__, (), {"from_config": staticmethod(from_config)})
@@ -57,7 +58,7 @@ def _name_of_optimizer(filepath: str | Path) -> str:
     return str(saved["class_name"]) if isinstance(saved, dict) else ""
 
 
-def _restore(optimizer: Any, model: Any, filepath: str | Path) -> Any:
+def _restore(optimizer: Optimizer, model: Model, filepath: str | Path) -> Optimizer:
     """Return a new optimizer like `optimizer` with its state from an HDF5 file.
 
     Keras (3.15) builds the optimizer of such a file without variables, so it has no state and cannot train."""
@@ -74,7 +75,7 @@ def _restore(optimizer: Any, model: Any, filepath: str | Path) -> Any:
     return made
 
 
-def _names(attributes: Mapping[str, Any]) -> list[str]:
+def _names(attributes: Mapping[str, Sequence[str | bytes]]) -> list[str]:
     """Return the names of an optimizer's variables. Keras splits a list that is too long for one attribute."""
     parts = [attributes["weight_names"]] if "weight_names" in attributes else []
     while f"weight_names{len(parts)}" in attributes:

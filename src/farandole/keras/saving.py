@@ -5,27 +5,30 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 
 from farandole.core.operations.compression import Compressor
-from farandole.keras.backend import Tensor
+from farandole.keras.backend import Model, Tensor
 from farandole.keras.compression import Compression
 from farandole.keras.front import Front
 from farandole.keras.generation import generation_of_files
 from farandole.keras.optimizer import DistributedOptimizer
 
+if TYPE_CHECKING:
+    import h5py
+
 __all__ = ["load_model"]
 
 
 def load_model(
-    filepath: Any,
+    filepath: "str | Path | h5py.File",
     custom_optimizers: Iterable[type] | None = None,
-    custom_objects: Mapping[str, Any] | None = None,
+    custom_objects: Mapping[str, object] | None = None,
     compression: Compressor[Tensor] = Compression.none,
     legacy_opts: bool = False,
-) -> Any:
+) -> Model:
     """Load a model saved with any optimizer, distributed or not, and keep the optimizer's state.
 
     `filepath` is a path or an open `h5py.File`. It loads files of Keras 2 if `tf.keras` is tf_keras.
@@ -36,7 +39,7 @@ def load_model(
     generation = generation_of_files()
     if legacy_opts and not generation.has_legacy:
         raise ValueError(f"legacy_opts: Keras {keras.__version__} has no legacy optimizers")
-    objects: dict[str, Any] = {}
+    objects: dict[str, object] = {}
     for kind in custom_optimizers or ():
         objects |= {kind.__name__: kind, keras.saving.get_registered_name(kind): kind}
     objects |= custom_objects or {}
@@ -49,7 +52,7 @@ def load_model(
 
 
 @contextmanager
-def _path_of(given: Any) -> Iterator[str | Path]:
+def _path_of(given: "str | Path | h5py.File") -> Iterator[str | Path]:
     """Yield a path as it is, and for an open `h5py.File` the path of a copy: it may be in memory only."""
     h5py = sys.modules.get("h5py")
     if h5py is None or not isinstance(given, h5py.File):

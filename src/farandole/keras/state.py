@@ -1,17 +1,18 @@
 """Broadcast of one rank's Keras variables to the others."""
 
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import keras
 import numpy as np
 
+from farandole.keras.backend import Variable
 from farandole.numpy import broadcast_async_
 
 __all__ = ["broadcast_global_variables", "broadcast_variables"]
 
 
-def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
+def broadcast_variables(variables: Iterable[Variable], root_rank: int) -> None:
     """Overwrite Keras variables with those of rank `root_rank`, matched by their order.
 
     A model has two lists: `model.weights`, and `model.optimizer.variables` once the optimizer is built. Blocks until

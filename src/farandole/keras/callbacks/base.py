@@ -1,10 +1,10 @@
 """Base of the callbacks, which prepares a model's optimizer before training."""
 
 import logging
-from typing import Any
 
 import keras
 
+from farandole.keras.backend import Model
 from farandole.keras.front import Front
 from farandole.keras.keras_3 import Distributed, take_scaler_in_front
 
@@ -33,7 +33,7 @@ class CallbackOfBoth(keras.callbacks.Callback):  # type: ignore[misc]  # Keras s
 class Callback(CallbackOfBoth):
     """A callback that lets the model's optimizer exchange gradients when Keras has wrapped it."""
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: Model) -> None:
         """Keep the model, move a loss scaler in front of its optimizer, and switch XLA off if ranks communicate."""
         super().set_model(model)
         optimizer = getattr(model, "optimizer", None)

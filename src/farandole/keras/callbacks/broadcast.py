@@ -1,11 +1,11 @@
 """Callback that broadcasts the initial state of a model."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 import farandole.numpy as hvd
+from farandole.keras.backend import Variable
 from farandole.keras.callbacks.base import Callback
 from farandole.keras.generation import generation_of
 from farandole.keras.state import broadcast_variables
@@ -19,13 +19,13 @@ class BroadcastGlobalVariablesCallback(Callback):
     A model that its first batch builds is broadcast after that batch. `local_variables` keep their values. `device` is
     an argument of Horovod's and is ignored."""
 
-    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
+    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Variable] | None = None) -> None:
         super().__init__()
         self.root_rank, self.broadcast_done = root_rank, False
         # The variables too, because another variable may get the id of a deleted one.
         self._local = {id(variable): variable for variable in local_variables or ()}
 
-    def register_local_var(self, var: Any) -> None:
+    def register_local_var(self, var: Variable) -> None:
         """Exclude a variable from the broadcast."""
         self._local[id(var)] = var
 

@@ -1,7 +1,5 @@
 """Callback that keeps the best model."""
 
-from typing import Any
-
 import keras
 
 from farandole.keras.callbacks.base import CallbackOfBoth
@@ -37,7 +35,7 @@ class BestModelCheckpoint(CallbackOfBoth, keras.callbacks.ModelCheckpoint):  # t
         )
         self.filepath = filepath
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         """Raise `ValueError` if `filepath` is not set."""
         super().on_train_begin(logs)
         if self.filepath is None:

@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import keras
 
 from farandole.core import default
+from farandole.keras.backend import Optimizer
 from farandole.keras.callbacks.base import Callback
 from farandole.keras.generation import generation_of
 
@@ -67,7 +67,7 @@ class LearningRateScheduleCallback(Callback):
         elif batch == 0:
             self._set_rate(self.current_epoch)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Log the rate."""
         if logs is not None:
             logs["lr"] = _rate(self.model.optimizer)
@@ -108,7 +108,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         )
         self.warmup_epochs, self.verbose = warmup_epochs, verbose
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Log the rate, and report the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.verbose > 0 and epoch == self.warmup_epochs - 1:
@@ -123,5 +123,5 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         return (ahead * (size - 1) / self.warmup_epochs + 1) / size
 
 
-def _rate(optimizer: Any) -> float:
+def _rate(optimizer: Optimizer) -> float:
     return float(keras.ops.convert_to_numpy(optimizer.learning_rate))

@@ -1,7 +1,7 @@
 """Callback that averages metrics over ranks."""
 
 import numbers
-from typing import Any
+from typing import SupportsFloat
 
 import keras
 import numpy as np
@@ -37,7 +37,7 @@ class MetricAverageCallback(Callback):
         if self._trained is None:
             self._trained = self._counts()
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, SupportsFloat] | None = None) -> None:
         """Average the logs. Blocks until every rank takes part; raises `ValueError` if ranks have different metrics."""
         if logs is None:
             return
