@@ -1,7 +1,7 @@
 """Broadcast of one rank's variables to the others, so that all ranks start equal."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -11,7 +11,7 @@ from farandole.tensorflow.tracing import as_written
 
 __all__ = ["BroadcastGlobalVariablesHook", "broadcast_", "broadcast_global_variables", "broadcast_variables"]
 
-Variable = Any  # tf.Variable, a reference variable of tf.compat.v1, or a Keras variable
+Variable: TypeAlias = tf.Variable  # or a reference variable of tf.compat.v1, or a Keras variable
 
 
 @as_written
@@ -73,7 +73,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         super().__init__()
         self._root, self._device = root_rank, device
         self._operation: tf.Operation | None = None
-        self._made_for: list[Any] = []  # the operation's graph and its variables
+        self._made_for: list[tf.Graph | Variable] = []  # the operation's graph and its variables
 
     def begin(self) -> None:
         """Add the operation to the graph, which cannot be changed after the session is made."""

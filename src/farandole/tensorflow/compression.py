@@ -1,7 +1,6 @@
 """Compression of floating-point tensors."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,13 +15,13 @@ class FloatCompressor:
 
     wire_dtype: tf.DType
 
-    def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
         """Return the tensor as `wire_dtype`, and its original dtype."""
         if not tensor.dtype.is_floating or tensor.dtype == self.wire_dtype:
             return tensor, None
         return tf.cast(tensor, self.wire_dtype), tensor.dtype
 
-    def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+    def decompress(self, tensor: tf.Tensor, ctx: tf.DType | None) -> tf.Tensor:
         """Return the tensor in its original dtype."""
         return tensor if ctx is None else tf.cast(tensor, ctx)
 

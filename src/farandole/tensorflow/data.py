@@ -7,8 +7,8 @@
 `make_petastorm_dataset` takes readers of `make_reader` and `make_batch_reader`, as Petastorm's does.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -23,11 +23,10 @@ from farandole.errors import ConfigError, DataError
 
 __all__ = ["TensorBatch", "TensorLoader", "as_tensor", "make_batched_dataset", "make_dataset", "make_petastorm_dataset"]
 
-# A tensor, a RaggedTensor or a SparseTensor; TensorFlow ships no types.
-Tensor: TypeAlias = Any
+Tensor: TypeAlias = tf.Tensor | tf.RaggedTensor | tf.SparseTensor
 TensorBatch: TypeAlias = tensors.TensorBatch[Tensor]
 # A column as plain arrays: (array,); (values, offsets) of a ragged one; (values, places, shape) of a sparse one.
-Parts: TypeAlias = tuple[NDArray[Any], ...]
+Parts: TypeAlias = tuple[NDArray[np.generic], ...]
 
 
 def as_tensor(name: str, values: Values) -> Tensor:
@@ -147,11 +146,11 @@ def _parts(name: str, values: Values, like: Parts | None = None) -> Parts:
     return parts
 
 
-def _numbers(values: NDArray[Any]) -> NDArray[Any]:
+def _numbers(values: NDArray[np.generic]) -> NDArray[np.generic]:
     return values.view(np.int64) if values.dtype.kind in "mM" else values
 
 
-def _whole(parts: Any) -> Tensor:
+def _whole(parts: Sequence[Tensor]) -> Tensor:
     """Return the tensor of a column from the tensors of its parts."""
     if len(parts) == 1:
         return parts[0]
@@ -160,7 +159,7 @@ def _whole(parts: Any) -> Tensor:
     return tf.SparseTensor(parts[1], parts[0], parts[2])
 
 
-def _spec(part: NDArray[Any], rows: int | None, parts: Parts) -> tf.TensorSpec:
+def _spec(part: NDArray[np.generic], rows: int | None, parts: Parts) -> tf.TensorSpec:
     kind = tf.string if part.dtype.kind in "OUS" else tf.as_dtype(part.dtype)
     if len(parts) == 3 and part is parts[2]:
         return tf.TensorSpec(part.shape, kind)
@@ -168,13 +167,13 @@ def _spec(part: NDArray[Any], rows: int | None, parts: Parts) -> tf.TensorSpec:
     return tf.TensorSpec((rows if len(parts) == 1 else None, *part.shape[1:]), kind)
 
 
-def _share(part: NDArray[Any]) -> Tensor:
+def _share(part: NDArray[np.generic]) -> Tensor:
     """Return a tensor over an array's memory, or over a copy.
 
     TensorFlow accepts memory that is not aligned, but aborts the process when it uses it."""
     plain = part.size and part.dtype.kind in "biufc" and part.flags.c_contiguous and part.flags.writeable
     if plain and part.__array_interface__["data"][0] % ALIGNMENT == 0:
-        return tf.experimental.dlpack.from_dlpack(part.__dlpack__())
+        return tf.experimental.dlpack.from_dlpack(part.__dlpack__())  # type: ignore[misc]  # it holds numbers
     return tf.convert_to_tensor(part)
 
 

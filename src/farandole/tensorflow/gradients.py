@@ -9,7 +9,6 @@ Tensors are compared with `tf.equal`: in a graph of TensorFlow 1, `==` and `!=` 
 
 import struct
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -33,7 +32,7 @@ class _Node:
     grouped: bool
 
     @classmethod
-    def of(cls, op: Any) -> "_Node":
+    def of(cls, op: tf.Operation) -> "_Node":
         name = op.get_attr("tensor_name")
         return cls(name.decode(), (op.get_attr("rank_id"), op.get_attr("process_set")), op.get_attr("grouped"))
 
@@ -51,12 +50,12 @@ def _double(bits: int) -> float:
     return float(value)
 
 
-def _factors(op: Any) -> tuple[float, float]:
+def _factors(op: tf.Operation) -> tuple[float, float]:
     return _double(op.get_attr("prescale_bits")), _double(op.get_attr("postscale_bits"))
 
 
 @tf.RegisterGradient("FarandoleAllreduce")  # type: ignore[untyped-decorator]
-def _of_allreduce(op: Any, *grads: tf.Tensor) -> Gradients:
+def _of_allreduce(op: tf.Operation, *grads: tf.Tensor) -> Gradients:
     node, how, (pre, post) = _Node.of(op), op.get_attr("op"), _factors(op)
     if how in (Sum, Average):
         return node.reduce(list(grads), how, "", pre, post)
@@ -107,7 +106,7 @@ def _others_product(node: _Node, tensors: Gradients) -> Gradients:
 
 
 @tf.RegisterGradient("FarandoleAllgather")  # type: ignore[untyped-decorator]
-def _of_allgather(op: Any, *grads: tf.Tensor) -> Gradients:
+def _of_allgather(op: tf.Operation, *grads: tf.Tensor) -> Gradients:
     node = _Node.of(op)
     averaged = node.reduce(list(grads), Average)
     # Each rank's rows begin where those of the ranks before it end.
@@ -121,7 +120,7 @@ def _of_allgather(op: Any, *grads: tf.Tensor) -> Gradients:
 
 
 @tf.RegisterGradient("FarandoleBroadcast")  # type: ignore[untyped-decorator]
-def _of_broadcast(op: Any, *grads: tf.Tensor) -> Gradients:
+def _of_broadcast(op: tf.Operation, *grads: tf.Tensor) -> Gradients:
     node = _Node.of(op)
     is_root = tf.equal(nodes.place(RANK, node.at), op.get_attr("root"))
     # The zeros depend on the average, so that every rank also runs the second derivative.
@@ -129,7 +128,7 @@ def _of_broadcast(op: Any, *grads: tf.Tensor) -> Gradients:
 
 
 @tf.RegisterGradient("FarandoleReducescatter")  # type: ignore[untyped-decorator]
-def _of_reducescatter(op: Any, *grads: tf.Tensor) -> Gradients:
+def _of_reducescatter(op: tf.Operation, *grads: tf.Tensor) -> Gradients:
     node, (pre, post) = _Node.of(op), _factors(op)
     joined = nodes.allgather(list(grads), backward_name(node.wire), node.at, node.grouped)
     if op.get_attr("op") == Sum:
@@ -139,7 +138,7 @@ def _of_reducescatter(op: Any, *grads: tf.Tensor) -> Gradients:
 
 
 @tf.RegisterGradient("FarandoleAlltoall")  # type: ignore[untyped-decorator]
-def _of_alltoall(op: Any, grad: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, None]:
+def _of_alltoall(op: tf.Operation, grad: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, None]:
     at = (op.get_attr("rank_id"), op.get_attr("process_set"))
     back, _counts = nodes.alltoall(grad, op.outputs[1], backward_name(op.get_attr("tensor_name").decode()), at)
     # Rows beyond the splits were not sent; their gradient is zero.

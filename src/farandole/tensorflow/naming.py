@@ -1,7 +1,6 @@
 """Wire names of operations, by which ranks match their requests."""
 
 import re
-from typing import Any
 
 import tensorflow as tf
 
@@ -48,7 +47,7 @@ def backward_name(forward: str, part: str = "") -> str:
     return name if tf.executing_eagerly() else _unique(tf.compat.v1.get_default_graph(), name)
 
 
-def _unique(graph: Any, name: str) -> str:
+def _unique(graph: tf.Graph, name: str) -> str:
     # Bodies of loops and branches are separate graphs, but run within the outer one.
     while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
         graph = graph.outer_graph

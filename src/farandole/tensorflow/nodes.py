@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -116,7 +115,7 @@ def _independent(outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     outputs = list(outputs)
     if outputs and not tf.executing_eagerly():
         # Only FuncGraphs have an automatic-control-dependency manager.
-        manager: Any = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
+        manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
         if manager is not None:
             manager.run_independently(outputs[0].op)
     return outputs

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -11,11 +11,13 @@ from farandole.core.operations.reduction import Adasum, Average
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 from farandole.tensorflow.aggregation import Aggregation
 from farandole.tensorflow.compression import Compression
-from farandole.tensorflow.reducer import Gradient, Groups, Reducer, Source, choose_options
+from farandole.tensorflow.reducer import Gradient, Groups, Reducer, ReducerOptions, Source, choose_options
 from farandole.tensorflow.tracing import as_written
 
 __all__ = ["DistributedOptimizer"]
 
+# Of tf.compat.v1.train, or of Keras.
+Optimizer: TypeAlias = tf.compat.v1.train.Optimizer
 Pairs = Iterable[tuple[Gradient, Source]]
 
 
@@ -30,7 +32,7 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         self._reducer.keep_local(var)
 
     @as_written
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Source]]:
+    def compute_gradients(self, *args: object, **kwargs: object) -> list[tuple[Gradient, Source]]:
         """Compute the gradients and reduce them; takes the arguments of the optimizer's own method.
 
         With several passes per step, all but the last return the sums so far, which `apply_gradients` skips.
@@ -71,7 +73,7 @@ class _Combining(_Distributed):
         return list(gradients)
 
     def _apply(self, pairs: list[tuple[Gradient, Source]], global_step: Source, name: str | None) -> object:
-        trained: list[Any] = [source for gradient, source in pairs if gradient is not None]
+        trained: list[tf.Variable] = [source for gradient, source in pairs if gradient is not None]
         # A deep copy, because the optimizer overwrites the variable's memory.
         starts = [tf.raw_ops.DeepCopy(x=variable) for variable in trained]
         with tf.control_dependencies(starts):
@@ -85,7 +87,7 @@ class _Combining(_Distributed):
 
 @as_written
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: Optimizer,
     name: str | None = None,
     use_locking: bool = False,
     device_dense: str = "",
@@ -100,7 +102,7 @@ def DistributedOptimizer(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> Optimizer:
     """Return an optimizer like `optimizer`, of a subclass of its class, that steps with the gradients of all ranks.
 
     It shares options and slots with `optimizer`, which should no longer be used. With `backward_passes_per_step` the
@@ -110,8 +112,6 @@ def DistributedOptimizer(
     each rank steps with its own gradients, and the steps are combined. An optimizer of Keras is passed to
     `farandole.keras`. Raises `ValueError` for objects other than optimizers, and for contradictory settings.
     """
-    how: dict[str, Any] = {"compression": compression, "sparse_as_dense": sparse_as_dense}
-    how |= {"device_dense": device_dense, "device_sparse": device_sparse}
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return _keras_optimizer(optimizer)(
             optimizer,
@@ -124,31 +124,34 @@ def DistributedOptimizer(
             groups=groups,
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
-            **how,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            device_dense=device_dense,
+            device_sparse=device_sparse,
         )
     if isinstance(optimizer, _Distributed):
         raise ValueError(f"this {type(optimizer).__name__} is distributed already")
-    options = choose_options(
-        op,
-        gradient_predivide_factor,
-        groups,
-        num_groups,
-        process_set,
-        "DistributedOptimizer",
+    given = ReducerOptions(
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+        groups=groups,
         scale_local=scale_local_gradients,
-        **how,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
     )
-    wrapped = _put_in_front(_Combining if op == Adasum else _Distributed, optimizer)
+    options = choose_options("DistributedOptimizer", op, gradient_predivide_factor, num_groups, given)
+    wrapped = _mix_in(_Combining if op == Adasum else _Distributed, optimizer)
     wrapped._reducer = Reducer(name or f"Distributed{type(optimizer).__name__}", options)
     wrapped._aggregation = Aggregation(backward_passes_per_step, average_aggregated_gradients)
     wrapped._use_locking = use_locking or optimizer._use_locking
     return wrapped
 
 
-def _put_in_front(front: type[_Distributed], optimizer: tf.compat.v1.train.Optimizer) -> _Distributed:
+def _mix_in(front: type[_Distributed], optimizer: tf.compat.v1.train.Optimizer) -> _Distributed:
     base = type(optimizer)
     names = {"__module__": base.__module__, "__doc__": base.__doc__}
-    made: Any = type(base.__name__, (front, base), names)
+    made: type[_Distributed] = type(base.__name__, (front, base), names)
     wrapped: _Distributed = made.__new__(made)
     # Programs access the wrapped optimizer as `_optimizer`. An optimizer that wraps another keeps its own attribute.
     wrapped.__dict__.update({"_optimizer": optimizer, **optimizer.__dict__})

@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from farandole.core.operations.gradients import GradientOptions, even_groups, explicit_groups, predivided
-from farandole.core.process_sets.process_set import ProcessSet, require_registered
+from farandole.core.process_sets.process_set import require_registered
 from farandole.tensorflow.ops import allreduce, grouped_allreduce
 from farandole.tensorflow.place import size_op
 
@@ -31,24 +31,19 @@ class ReducerOptions(GradientOptions[tf.Tensor]):
     device_sparse: str = ""
 
 
-def choose_options(
-    op: int,
-    predivide: float,
-    groups: Groups,
-    num_groups: int,
-    process_set: ProcessSet,
-    shown: str,
-    **rest: Any,
-) -> ReducerOptions:
-    """Return the options for the user's arguments of the function `shown`; raises `ValueError` for a contradiction."""
-    require_registered(process_set, shown)
+def choose_options(shown: str, op: int, predivide: float, num_groups: int, given: ReducerOptions) -> ReducerOptions:
+    """Return `given` with the reduction by `op`, and checked, for the user's arguments of the function `shown`.
+
+    Raises `ValueError` for a contradiction."""
+    require_registered(given.process_set, shown)
+    groups = given.groups
     if num_groups:
         # The stack level skips two frames of `as_written`, so that the warning shows the user's call.
         warnings.warn("num_groups= is deprecated; use groups=", DeprecationWarning, stacklevel=4)
         groups = num_groups if groups is None else groups
     if isinstance(groups, int) and groups <= 0:
         raise ValueError(f"groups should be a positive integer or a list of lists of variables, got {groups}")
-    return ReducerOptions(reduction=predivided(op, predivide), groups=groups, process_set=process_set, **rest)
+    return replace(given, reduction=predivided(op, predivide), groups=groups)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ The forward and the backward pass make one allreduce each, of float64 sums aroun
 squares in float32 would lose its precision when a large mean is subtracted.
 """
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -30,7 +30,9 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     Raises `ValueError` for `fused`, whose kernel does not expose its sums.
     """
 
-    def __init__(self, fused: bool | None = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
+    def __init__(
+        self, fused: bool | None = False, process_set: ProcessSet = global_process_set, **kwargs: object
+    ) -> None:
         if fused or fused is None:
             raise ValueError("SyncBatchNormalization does not support fused=True; leave it out")
         # Keras 2 has two kernels, and prefers the fused one.
@@ -39,7 +41,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     # Keras calls it in training, with floats of at least 32 bits. The rest of the layer is unchanged.
     @as_written
-    def _moments(self, inputs: Tensor, *given: Any, **more: Any) -> tuple[Tensor, Tensor]:
+    def _moments(self, inputs: Tensor, *given: Tensor, **more: Tensor) -> tuple[Tensor, Tensor]:
         require_registered(self.process_set, type(self).__name__)
         if not self.process_set.included() or (tf.executing_eagerly() and self.process_set.size() == 1):
             moments: tuple[Tensor, Tensor] = super()._moments(inputs, *given, **more)

@@ -1,7 +1,7 @@
 """Gradient tape that returns gradients reduced over all ranks."""
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -9,12 +9,13 @@ from farandole.core.operations.compression import Compressor
 from farandole.core.operations.reduction import Average
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 from farandole.tensorflow.compression import Compression
-from farandole.tensorflow.reducer import Gradient, Groups, Reducer, Source, choose_options
+from farandole.tensorflow.reducer import Gradient, Groups, Reducer, ReducerOptions, Source, choose_options
 from farandole.tensorflow.tracing import as_written
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 Layer: TypeAlias = tf.keras.layers.Layer
+Nested: TypeAlias = object  # a tensor, or a structure of them, as tf.nest has them
 Pairs: TypeAlias = list[tuple[Source, Gradient]]
 
 
@@ -39,11 +40,11 @@ class _Front:
     def gradient(
         self,
         target: object,
-        sources: Any,
-        output_gradients: Any = None,
+        sources: Nested,
+        output_gradients: object = None,
         use_generic_names: bool = False,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
-    ) -> Any:
+    ) -> Nested:
         """Return the gradients, reduced over all ranks, in the structure of `sources`.
 
         With `use_generic_names` the operations' names do not include the variables'. Blocks in eager mode until every
@@ -57,7 +58,7 @@ class _Front:
 
     @as_written
     def get_local_and_global_gradients(
-        self, target: object, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+        self, target: object, sources: Nested, output_gradients: object = None, use_generic_names: bool = False
     ) -> tuple[Pairs, Pairs]:
         """Return the result of `gradient` as two lists of (source, gradient): for local sources, and for all others.
 
@@ -70,23 +71,23 @@ class _Front:
         return own, [pair for pair, is_own in zip(pairs, local, strict=True) if not is_own]
 
     @as_written
-    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
+    def jacobian(self, *args: object, **kwargs: object) -> Nested:
         """Return the Jacobian of this rank's target, without a reduction."""
         return self._alone(super().jacobian, *args, **kwargs)  # type: ignore[misc]
 
     @as_written
-    def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
+    def batch_jacobian(self, *args: object, **kwargs: object) -> Nested:
         """Return the Jacobian of each row of this rank's target, without a reduction."""
         return self._alone(super().batch_jacobian, *args, **kwargs)  # type: ignore[misc]
 
-    def _alone(self, differentiate: Any, *args: Any, **kwargs: Any) -> Any:
+    def _alone(self, differentiate: Callable[..., Nested], *args: object, **kwargs: object) -> Nested:
         self._within_jacobian = True
         try:
             return differentiate(*args, **kwargs)
         finally:
             self._within_jacobian = False
 
-    def _reduce(self, gradients: Any, sources: Any, generic: bool) -> tuple[list[Gradient], list[bool]]:
+    def _reduce(self, gradients: Nested, sources: Nested, generic: bool) -> tuple[list[Gradient], list[bool]]:
         # Not earlier, because a layer may be built within the tape's block.
         for layer in self._local_layers:
             for variable in layer.trainable_weights:
@@ -121,26 +122,23 @@ def DistributedGradientTape(
     by the number of ranks unless `scale_local_gradients` is False. With `process_set` its members reduce among
     themselves, and the others get their own gradients. Raises `ValueError` for contradictory settings.
     """
-    options = choose_options(
-        op,
-        gradient_predivide_factor,
-        groups,
-        num_groups,
-        process_set,
-        "DistributedGradientTape",
+    given = ReducerOptions(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+        groups=groups,
         scale_local=scale_local_gradients,
         device_dense=device_dense,
         device_sparse=device_sparse,
     )
+    options = choose_options("DistributedGradientTape", op, gradient_predivide_factor, num_groups, given)
     base = type(gradtape)
-    kind: Any = _DistributedTape
+    kind: type[_Front] = _DistributedTape
     if base is not tf.GradientTape:
         kind = type(base.__name__, (_Front, base), {"__slots__": (), "__module__": base.__module__})
     made = kind.__new__(kind)
     # Shared, not copied, so that both tapes stop recording when one of them leaves its block.
-    made.__dict__ = gradtape.__dict__
+    object.__setattr__(made, "__dict__", gradtape.__dict__)
     made._reducer = Reducer("DistributedGradientTape", options)
     made._local_layers = ()
     made._within_jacobian = False

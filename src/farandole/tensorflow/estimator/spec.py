@@ -2,13 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self, TypeAlias
 
 import tensorflow as tf
 
 from farandole.tensorflow.estimator.export import ExportOutput, PredictOutput
 
 __all__ = ["EstimatorSpec", "ModeKeys", "RunConfig"]
+
+Tensor: TypeAlias = tf.Tensor
+Operation: TypeAlias = tf.Operation | tf.Tensor
+Metric: TypeAlias = tuple[Tensor, Operation]  # value, update
+Predictions: TypeAlias = Tensor | Mapping[str, Tensor]
+Hook: TypeAlias = tf.compat.v1.train.SessionRunHook
+Scaffold: TypeAlias = tf.compat.v1.train.Scaffold
 
 SERVING = "serving_default"  # tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
@@ -46,16 +53,16 @@ class RunConfig:
 
 class _Fields(NamedTuple):
     mode: str
-    predictions: Any
-    loss: Any
-    train_op: Any
-    eval_metric_ops: dict[str, tuple[Any, Any]]
+    predictions: Predictions | None
+    loss: Tensor | None
+    train_op: Operation | None
+    eval_metric_ops: dict[str, Metric]
     export_outputs: dict[str, ExportOutput]
-    training_chief_hooks: tuple[Any, ...]
-    training_hooks: tuple[Any, ...]
-    scaffold: Any
-    evaluation_hooks: tuple[Any, ...]
-    prediction_hooks: tuple[Any, ...]
+    training_chief_hooks: tuple[Hook, ...]
+    training_hooks: tuple[Hook, ...]
+    scaffold: Scaffold | None
+    evaluation_hooks: tuple[Hook, ...]
+    prediction_hooks: tuple[Hook, ...]
 
 
 class EstimatorSpec(_Fields):
@@ -71,16 +78,16 @@ class EstimatorSpec(_Fields):
     def __new__(
         cls,
         mode: str,
-        predictions: Any = None,
-        loss: Any = None,
-        train_op: Any = None,
-        eval_metric_ops: Mapping[str, tuple[Any, Any]] | None = None,
+        predictions: Predictions | None = None,
+        loss: Tensor | float | None = None,
+        train_op: Operation | None = None,
+        eval_metric_ops: Mapping[str, Metric] | None = None,
         export_outputs: Mapping[str, ExportOutput] | None = None,
-        training_chief_hooks: Sequence[Any] | None = None,
-        training_hooks: Sequence[Any] | None = None,
-        scaffold: Any = None,
-        evaluation_hooks: Sequence[Any] | None = None,
-        prediction_hooks: Sequence[Any] | None = None,
+        training_chief_hooks: Sequence[Hook] | None = None,
+        training_hooks: Sequence[Hook] | None = None,
+        scaffold: Scaffold | None = None,
+        evaluation_hooks: Sequence[Hook] | None = None,
+        prediction_hooks: Sequence[Hook] | None = None,
     ) -> Self:
         """Check the fields that `mode` needs."""
         needed: dict[str, tuple[str, ...]] = {
@@ -112,14 +119,14 @@ class EstimatorSpec(_Fields):
         )
 
 
-def _scalar(loss: Any) -> Any:
+def _scalar(loss: Tensor | float) -> Tensor:
     shape = tf.convert_to_tensor(loss).shape
     if shape.rank not in (None, 0) and shape.num_elements() != 1:
         raise ValueError(f"loss must be one number, the mean over the batch; it has the shape {shape}")
     return tf.reshape(loss, [])
 
 
-def _metric(name: str, pair: Any) -> tuple[Any, Any]:
+def _metric(name: str, pair: object) -> Metric:
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise ValueError(
             f"eval_metric_ops[{name!r}] must be a pair (value, update) of tf.compat.v1.metrics, got "
@@ -128,7 +135,7 @@ def _metric(name: str, pair: Any) -> tuple[Any, Any]:
     return pair
 
 
-def _hooks(given: Sequence[Any] | None) -> tuple[Any, ...]:
+def _hooks(given: Sequence[Hook] | None) -> tuple[Hook, ...]:
     hooks = tuple(given or ())
     for each in hooks:
         if not isinstance(each, tf.compat.v1.train.SessionRunHook):
@@ -136,7 +143,7 @@ def _hooks(given: Sequence[Any] | None) -> tuple[Any, ...]:
     return hooks
 
 
-def _exported(given: Mapping[str, ExportOutput] | None, predictions: Any) -> dict[str, ExportOutput]:
+def _exported(given: Mapping[str, ExportOutput] | None, predictions: Predictions | None) -> dict[str, ExportOutput]:
     if given is None:
         return {} if predictions is None else {SERVING: PredictOutput(predictions)}
     for name, each in given.items():
