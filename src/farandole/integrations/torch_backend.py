@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import _DistributedBackendOptions
+
     from farandole.torch_env import Found
 
 __all__ = ["register"]
@@ -32,7 +34,7 @@ def register() -> None:
         log.info('the backend "farandole" cannot be registered with torch %s: %r', torch.__version__, error)
 
 
-def _make_group(asked: object, options: object = None) -> dist.ProcessGroup:
+def _make_group(asked: "_DistributedBackendOptions", options: object = None) -> dist.ProcessGroup:
     try:
         from farandole.torch.distributed.backend import make_group
     except ImportError as error:

@@ -5,7 +5,7 @@ combined the gradients, an optimizer such as Adam would undo the scale."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -122,7 +122,7 @@ class AdasumFront(Front):
                             parameter.grad.div_(scale)
         return True
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, object]) -> None:
         """Add parameters, whose steps are combined like the others."""
         super().add_param_group(param_group)
         place = len(self.param_groups) - 1

@@ -71,7 +71,7 @@ class BatchedDataLoader:
         self,
         reader: Reader,
         batch_size: int = 1,
-        transform_fn: Callable[[Any], Tensor] | None = None,
+        transform_fn: Callable[[Values], Tensor] | None = None,
         shuffling_queue_capacity: int = 0,
     ) -> None:
         if batch_size < 1:
@@ -91,7 +91,7 @@ class BatchedDataLoader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.reader.stop()
 
-    def _collate(self, columns: Columns) -> Any:
+    def _collate(self, columns: Columns) -> object:
         if self._transform is not None:
             return {name: self._transform(values) for name, values in columns.items()}
         return {name: as_tensor(name, values) for name, values in columns.items()}
@@ -104,13 +104,13 @@ class DataLoader(BatchedDataLoader):
         self,
         reader: Reader,
         batch_size: int = 1,
-        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
+        collate_fn: Callable[[list[dict[str, object]]], object] | None = None,
         shuffling_queue_capacity: int = 0,
     ) -> None:
         super().__init__(reader, batch_size, shuffling_queue_capacity=shuffling_queue_capacity)
         self._collate_rows = collate_fn
 
-    def _collate(self, columns: Columns) -> Any:
+    def _collate(self, columns: Columns) -> object:
         if self._collate_rows is None:
             return super()._collate(columns)
         cells = {name: values.rows() if isinstance(values, Ragged) else values for name, values in columns.items()}
@@ -129,7 +129,7 @@ class InMemBatchedDataLoader:
         self,
         reader: Reader,
         batch_size: int = 1,
-        transform_fn: Callable[[Any], Tensor] | None = None,
+        transform_fn: Callable[[Values], Tensor] | None = None,
         num_epochs: int = 1,
         seed: int = 0,
         rows_capacity: int = 1024,

@@ -3,7 +3,6 @@
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -49,8 +48,12 @@ class InFlight(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        cls,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Call `func` with the reduced gradient."""
         return func(*map(_reduced, args), **{key: _reduced(value) for key, value in (kwargs or {}).items()})
 
@@ -62,11 +65,13 @@ class InFlight(torch.Tensor):
         return self.plain
 
 
-def _reduced(value: Any) -> Any:
+def _reduced(value: object) -> object:
     if isinstance(value, InFlight):
         return value.reduced()
-    if type(value) in (list, tuple):
-        return type(value)(_reduced(each) for each in value)
+    if type(value) is list:
+        return [_reduced(each) for each in value]
+    if type(value) is tuple:
+        return tuple(_reduced(each) for each in value)
     return value
 
 
@@ -94,6 +99,6 @@ class Flight:
                 InFlight.uncover(parameter)
         self._landed = [parameter.grad for parameter in self.parameters]
 
-    def outlived(self, parameter: torch.Tensor) -> bool:
+    def was_replaced(self, parameter: torch.Tensor) -> bool:
         """Return whether the reduction has completed and `parameter` has another gradient since."""
         return self._landed is not None and all(parameter.grad is not each for each in self._landed)

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["Front", "put_in_front"]
+__all__ = ["Front", "mix_in"]
 
 F = TypeVar("F", bound="Front")
 
@@ -20,7 +20,7 @@ class Front(torch.optim.Optimizer):
         )
 
 
-def put_in_front(front: type[F], optimizer: torch.optim.Optimizer) -> F:
+def mix_in(front: type[F], optimizer: torch.optim.Optimizer) -> F:
     """Return an optimizer of a subclass of `optimizer`'s class with `front` before it; both share all attributes."""
     base = type(optimizer)
     made: type[F] = type(base.__name__, (front, base), {"__module__": base.__module__, "__doc__": base.__doc__})

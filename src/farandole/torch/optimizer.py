@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from farandole.core.operations.objects import broadcast_object
 from farandole.core.operations.reduction import Adasum, Average
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, require_registered
 from farandole.torch.adasum import AdasumFront, Combination
-from farandole.torch.front import Front, put_in_front
+from farandole.torch.front import Front, mix_in
 from farandole.torch.ops import Compression
 from farandole.torch.reducer import Parameter, Reducer
 from farandole.torch.second_group import warn_of_second_group
@@ -115,14 +114,14 @@ class _Distributed(Front):
         super().zero_grad(set_to_none)
         self._synchronized = False
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Load, and forget which gradients were being reduced."""
         self._reducer.reset()
         self._synchronized = False
         self._should_synchronize = True
         super().load_state_dict(state_dict)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, object]) -> None:
         """Add parameters, which are reduced like the others, each on its own."""
         super().add_param_group(param_group)
         added: list[Parameter] = self.param_groups[-1]["params"]
@@ -168,7 +167,7 @@ def DistributedOptimizer(
     held = list(_parameters(optimizer))
     grouped = [[parameter] for parameter in held] if groups is None else _group(held, names, groups, process_set)
 
-    wrapped = put_in_front(_Distributed, optimizer)
+    wrapped = mix_in(_Distributed, optimizer)
     wrapped._alone = not process_set.included() or process_set.size() == 1
     wrapped._synchronized, wrapped._should_synchronize = False, True
     wrapped._sparse_again = sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam)
@@ -186,7 +185,7 @@ def _combining(
 ) -> torch.optim.Optimizer:
     if groups is not None:
         warnings.warn("groups= has no meaning with op=Adasum: every parameter is combined on its own", stacklevel=3)
-    wrapped = put_in_front(AdasumFront, optimizer)
+    wrapped = mix_in(AdasumFront, optimizer)
     wrapped.set_backward_passes_per_step(passes)
     wrapped._alone = not process_set.included() or process_set.size() == 1
     wrapped._combine = Combination(names, compression, process_set)

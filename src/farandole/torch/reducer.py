@@ -104,7 +104,7 @@ class Reducer:
             return
         with self._changing:
             flight = self._flights.get(parameter)
-            if flight is not None and flight.outlived(parameter):
+            if flight is not None and flight.was_replaced(parameter):
                 self.reset()  # a gradient scaler skipped the last step, and other code cleared the gradients
             group = self._passes.add(parameter)
             if group:

@@ -1,7 +1,7 @@
 """Registration of the backend, and creation of process groups."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
@@ -13,6 +13,9 @@ from farandole.torch.distributed.group import FarandoleGroup
 from farandole.torch.distributed.store import StoreRendezvous
 from farandole.torch_env import find_stores_of_jobs
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import _DistributedBackendOptions
+
 __all__ = ["make_group", "register"]
 
 
@@ -22,7 +25,7 @@ def register() -> None:
     find_stores_of_jobs()
 
 
-def make_group(asked: Any, options: object = None) -> FarandoleGroup:
+def make_group(asked: "_DistributedBackendOptions", options: object = None) -> FarandoleGroup:
     """Meet the other ranks at torch's store; `options` may be a `farandole.Config`.
 
     torch's timeout applies to the start and to every collective, unless it is torch's default and a setting differs.
@@ -31,9 +34,11 @@ def make_group(asked: Any, options: object = None) -> FarandoleGroup:
         raise ConfigError("pg_options", f"must be a farandole.Config, got {type(options).__name__}")
     config = Config.from_environment() if options is None else options
     default = Config()
-    for each in ("collective_timeout", "start_timeout"):
-        if asked.timeout != default_pg_timeout or getattr(config, each) == getattr(default, each):
-            config = replace(config, **{each: asked.timeout})
+    chosen = asked.timeout != default_pg_timeout
+    if chosen or config.collective_timeout == default.collective_timeout:
+        config = replace(config, collective_timeout=asked.timeout)
+    if chosen or config.start_timeout == default.start_timeout:
+        config = replace(config, start_timeout=asked.timeout)
     members = list(asked.global_ranks_in_group)
     if members:
         # The files belong to the group of all ranks, and only that one is tuned.

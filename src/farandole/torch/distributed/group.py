@@ -4,7 +4,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,9 +24,31 @@ from farandole.torch.distributed.submitter import Submitter
 from farandole.torch.distributed.tensors import flat, joined, one, packed, readable, require_apart, unpack, writable
 from farandole.torch.distributed.work import Follower, Work
 
+if TYPE_CHECKING:  # a module of torch's own, whose place may change
+    from torch._C._distributed_c10d import (
+        AllgatherOptions,
+        AllreduceCoalescedOptions,
+        AllreduceOptions,
+        AllToAllOptions,
+        BarrierOptions,
+        BroadcastOptions,
+        GatherOptions,
+        ReduceOptions,
+        ReduceScatterOptions,
+        ScatterOptions,
+    )  # fmt: skip
+
 __all__ = ["FarandoleGroup"]
 
 Tensor = torch.Tensor
+
+
+class _Options(Protocol):
+    """What torch's options of all collectives share."""
+
+    @property
+    def asyncOp(self) -> bool: ...
+
 
 POINT_TO_POINT = (
     "farandole has no operations between two ranks; use all_to_all_single or broadcast, or a group of gloo's: "
@@ -99,7 +121,11 @@ class FarandoleGroup(dist.ProcessGroup):
     # Reductions
 
     @writes_strided
-    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
+    def allreduce(  # type: ignore[override]
+        self,
+        tensors: Sequence[Tensor],
+        opts: "AllreduceOptions | None" = None,
+    ) -> Work:
         """Reduce the tensor in place."""
         what = "all_reduce"
         tensor = writable(one(tensors, what), what)
@@ -107,7 +133,7 @@ class FarandoleGroup(dist.ProcessGroup):
         return self._submitter.reduce(request, tensor, _is_now(opts))
 
     @writes_strided
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: "AllreduceCoalescedOptions | None" = None) -> Work:
         """Reduce several tensors in place, all at once."""
         what = "all_reduce_coalesced"
         ready = [writable(tensor, what) for tensor in tensors]
@@ -117,7 +143,7 @@ class FarandoleGroup(dist.ProcessGroup):
         return self._submitter.reduce_group(request, ready, _is_now(opts))
 
     @writes_strided
-    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> Work:  # type: ignore[override]
+    def reduce(self, tensors: Sequence[Tensor], opts: "ReduceOptions") -> Work:  # type: ignore[override]
         """Reduce into the root's tensor; the others' stay as they are."""
         what, given, leads = "reduce", one(tensors, "reduce"), opts.rootRank == self._rank
         tensor = writable(given, what) if leads else readable(given, what)
@@ -128,7 +154,7 @@ class FarandoleGroup(dist.ProcessGroup):
         return self._submitter.submit(request, signature, pair, [tensor], _is_now(opts))
 
     @writes_strided
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: "ReduceScatterOptions | None" = None) -> Work:
         """Reduce, and keep this rank's part of the result; the parts are adjacent in the input."""
         what = "reduce_scatter"
         source, target = readable(input, what).view(-1), writable(output, what).view(-1)
@@ -151,7 +177,10 @@ class FarandoleGroup(dist.ProcessGroup):
 
     @writes_strided
     def reduce_scatter(  # type: ignore[override]
-        self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Sequence[Tensor]], opts: Any = None
+        self,
+        output_tensors: Sequence[Tensor],
+        input_tensors: Sequence[Sequence[Tensor]],
+        opts: "ReduceScatterOptions | None" = None,
     ) -> Work:
         """Do as `reduce_scatter_single`; the parts are separate tensors."""
         what, output = "reduce_scatter", one(output_tensors, "reduce_scatter")
@@ -161,7 +190,7 @@ class FarandoleGroup(dist.ProcessGroup):
         return self.reduce_scatter_single(output, packed([readable(part, what).view(-1) for part in parts]), opts)
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: "ReduceScatterOptions | None" = None
     ) -> Work:
         """Do as `reduce_scatter_single` for several pairs of tensors."""
         pairs = zip(outputs, inputs, strict=True)
@@ -170,7 +199,7 @@ class FarandoleGroup(dist.ProcessGroup):
     # Movement
 
     @writes_strided
-    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Work:  # type: ignore[override]
+    def broadcast(self, tensors: Sequence[Tensor], opts: "BroadcastOptions") -> Work:  # type: ignore[override]
         """Overwrite the tensor with the root's."""
         what, tensor = "broadcast", one(tensors, "broadcast")
         row = flat(tensor, what, write=True)
@@ -179,7 +208,7 @@ class FarandoleGroup(dist.ProcessGroup):
         return self._submitter.submit(request, signature, (row, row), [tensor], _is_now(opts))
 
     @writes_strided
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: "AllgatherOptions | None" = None) -> Work:
         """Write the ranks' tensors into the output, in rank order."""
         what = "all_gather"
         source, target = flat(input, what), flat(output, what, write=True)
@@ -190,7 +219,10 @@ class FarandoleGroup(dist.ProcessGroup):
 
     @writes_strided
     def allgather(  # type: ignore[override]
-        self, output_tensors: Sequence[Sequence[Tensor]], input_tensors: Sequence[Tensor], opts: Any = None
+        self,
+        output_tensors: Sequence[Sequence[Tensor]],
+        input_tensors: Sequence[Tensor],
+        opts: "AllgatherOptions | None" = None,
     ) -> Work:
         """Write each rank's tensor into one of the outputs; they may differ in size between ranks."""
         what, results = "all_gather", list(output_tensors[0])
@@ -203,27 +235,30 @@ class FarandoleGroup(dist.ProcessGroup):
         return self._submitter.submit(request, source.dtype, (source, whole), results, _is_now(opts), finish)
 
     def allgather_coalesced(
-        self, output_lists: Sequence[Sequence[Tensor]], input_list: Sequence[Tensor], opts: Any = None
+        self,
+        output_lists: Sequence[Sequence[Tensor]],
+        input_list: Sequence[Tensor],
+        opts: "AllgatherOptions | None" = None,
     ) -> Work:
         """Do as `allgather` for several tensors."""
         pairs = zip(output_lists, input_list, strict=True)
         return self._submitter.together([self.allgather([outputs], [input], opts) for outputs, input in pairs])
 
     def all_gather_single_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: "AllgatherOptions | None" = None
     ) -> Work:
         """Do as `all_gather_single` for several pairs of tensors."""
         pairs = zip(outputs, inputs, strict=True)
         return self._submitter.together([self.all_gather_single(output, input, opts) for output, input in pairs])
 
     @writes_strided
-    def all_to_all_single(
+    def all_to_all_single(  # type: ignore[override]
         self,
         output: Tensor,
         input: Tensor,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
-        opts: Any = None,
+        opts: "AllToAllOptions | None" = None,
     ) -> Work:
         """Send rows of the input to each rank, write received rows into the output; in equal parts without splits."""
         what = "all_to_all"
@@ -236,13 +271,15 @@ class FarandoleGroup(dist.ProcessGroup):
         return self._submitter.submit(request, (), (source, target), [output], _is_now(opts), finish)
 
     @writes_strided
-    def alltoall(self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None) -> Work:
+    def alltoall(  # type: ignore[override]
+        self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: "AllToAllOptions | None" = None
+    ) -> Work:
         """Send one tensor to each rank, and write each rank's tensor into one of the outputs."""
         return self._exchange("all_to_all", output_tensors, input_tensors, opts)
 
     @writes_strided
     def gather(  # type: ignore[override]
-        self, output_tensors: Sequence[Sequence[Tensor]], input_tensors: Sequence[Tensor], opts: Any
+        self, output_tensors: Sequence[Sequence[Tensor]], input_tensors: Sequence[Tensor], opts: "GatherOptions"
     ) -> Work:
         """Write each rank's tensor into one of the root's outputs."""
         tensor = one(input_tensors, "gather")
@@ -253,7 +290,7 @@ class FarandoleGroup(dist.ProcessGroup):
 
     @writes_strided
     def scatter(  # type: ignore[override]
-        self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Sequence[Tensor]], opts: Any
+        self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Sequence[Tensor]], opts: "ScatterOptions"
     ) -> Work:
         """Write one of the root's tensors into each rank's output."""
         tensor = one(output_tensors, "scatter")
@@ -262,7 +299,9 @@ class FarandoleGroup(dist.ProcessGroup):
         inputs = input_tensors[0] if opts.rootRank == self._rank else [nothing] * self._size
         return self._exchange("scatter", outputs, inputs, opts)
 
-    def barrier(self, opts: Any = None) -> Work:
+    def barrier(  # type: ignore[override]
+        self, opts: "BarrierOptions | None" = None
+    ) -> Work:
         """Wait until all ranks have called it."""
         return self._submitter.submit(Request(kinds.BARRIER, "barrier"), (), (None, None), [], _is_now(opts))
 
@@ -278,7 +317,9 @@ class FarandoleGroup(dist.ProcessGroup):
         """Raise `InvalidRequest`, as `send` does."""
         raise InvalidRequest("recv", POINT_TO_POINT)
 
-    def _exchange(self, what: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> Work:
+    def _exchange(
+        self, what: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: "_Options | None"
+    ) -> Work:
         """Do an alltoall between lists of tensors."""
         if len(outputs) != self._size or len(inputs) != self._size:
             raise InvalidRequest(what, f"needs one tensor for each of the {self._size} ranks")
@@ -314,11 +355,13 @@ def _end(context: Context, follower: Follower, process: int) -> None:
         follower.close()
 
 
-def _is_now(opts: Any) -> bool:
+def _is_now(opts: "_Options | None") -> bool:
     return opts is not None and not opts.asyncOp
 
 
-def _reduction(opts: Any, tensor: Tensor, what: str) -> Reduction:
+def _reduction(
+    opts: "AllreduceOptions | ReduceOptions | ReduceScatterOptions | None", tensor: Tensor, what: str
+) -> Reduction:
     return reduction_of(dist.ReduceOp(dist.ReduceOp.SUM) if opts is None else opts.reduceOp, tensor.dtype, what)
 
 

@@ -1,7 +1,5 @@
 """torch's reductions as the engine's."""
 
-from typing import Any
-
 import torch
 from torch.distributed import ReduceOp
 
@@ -22,14 +20,15 @@ _REDUCTIONS = {
 _OF_BOOLS = {ReduceOp.BAND: Reduction(Min), ReduceOp.BOR: Reduction(Max)}
 
 
-def reduction_of(asked: Any, dtype: torch.dtype, what: str) -> Reduction:
+def reduction_of(asked: ReduceOp, dtype: torch.dtype, what: str) -> Reduction:
     """Return the engine's reduction for torch's `ReduceOp`; raises `InvalidRequest` for an unsupported one."""
-    op = asked.op
+    op: ReduceOp.RedOpType = asked.op  # type: ignore[attr-defined]  # torch's stub lacks it
     found = _REDUCTIONS.get(op)
     if found is not None:
         return found
     if op == ReduceOp.PREMUL_SUM:
-        return Reduction(Sum, float(asked.__getstate__()[1]))  # PyTorch 2.10 has no `factor`
+        # PyTorch 2.10 has no `factor`.
+        return Reduction(Sum, float(asked.__getstate__()[1]))  # type: ignore[index]
     if dtype == torch.bool and op in _OF_BOOLS:
         return _OF_BOOLS[op]
     raise InvalidRequest(

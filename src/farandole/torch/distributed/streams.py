@@ -5,16 +5,17 @@ for a `Mark`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch.futures import Future
 
 __all__ = ["Mark", "SideStreams", "cuda", "gpus_of", "new_future", "note_use"]
 
+T = TypeVar("T")
 Tensor = torch.Tensor
 
-cuda: Any = torch.cuda  # tests put a stand-in here
+cuda = torch.cuda  # tests put a stand-in here
 
 
 def gpus_of(tensors: Iterable[Tensor]) -> list[torch.device]:
@@ -38,7 +39,7 @@ class SideStreams:
     """Streams of one thread, one per GPU, in which it waits for results without delaying the program's streams."""
 
     def __init__(self) -> None:
-        self._streams: dict[torch.device, Any] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     @contextmanager
     def current(self, gpus: Sequence[torch.device]) -> Iterator[None]:
@@ -57,6 +58,6 @@ def note_use(tensor: Tensor) -> None:
         tensor.record_stream(cuda.current_stream(tensor.device))
 
 
-def new_future(gpus: Sequence[torch.device]) -> Future[Any]:
+def new_future(gpus: Sequence[torch.device]) -> Future[T]:
     """Return a future whose waiters' current streams wait for the streams in which its value is set."""
     return Future(devices=list(gpus)) if gpus else Future()

@@ -14,6 +14,7 @@ from farandole.torch.distributed.work import Follower, Results, Underway, Work
 __all__ = ["Submitter"]
 
 Tensor = torch.Tensor
+Operand: TypeAlias = Tensor | list[Tensor] | None
 Finish: TypeAlias = Callable[[SinglePart], None]
 
 
@@ -30,43 +31,27 @@ class Submitter:
 
     def reduce(self, request: Request, tensor: Tensor, now: bool) -> Work:
         """Reduce in place."""
-        what = request.name
-        operation = self._names.next((what, request.reduction, tensor.dtype, tensor.shape))
-        name = operation.free_name()
-        try:
-            if now:
-                self._engine.run(request, name, tensor, tensor)
-                return Work([tensor], None, self._follower)
-            part = operation.part = self._engine.start(request, name, tensor, tensor)
-        except CollectiveError as error:
-            raise self._explained(what, tensor, error) from None
-        return Work([tensor], Underway([part], [tensor], partial(self._explained, what, tensor)), self._follower)
+        signature = (request.reduction, tensor.dtype, tensor.shape)
+        return self.submit(request, signature, (tensor, tensor), [tensor], now)
 
     def reduce_group(self, request: Request, tensors: Sequence[Tensor], now: bool) -> Work:
         """Reduce several tensors in place; none begins before all are requested on all ranks."""
-        what, results = request.name, list(tensors)
-        operation = self._names.next((what, request.reduction, *((each.dtype, each.shape) for each in results)))
-        name = operation.free_name()
-        try:
-            if now:
-                self._engine.run(request, name, results, results)
-                return Work(results, None, self._follower)
-            part = operation.part = self._engine.start(request, name, results, results)
-        except CollectiveError as error:
-            raise self._explained(what, results[0], error) from None
-        return Work(results, Underway([part], results, partial(self._explained, what, results[0])), self._follower)
+        results = list(tensors)
+        signature = (request.reduction, *((each.dtype, each.shape) for each in results))
+        return self.submit(request, signature, (results, results), results, now)
 
     def submit(
         self,
         request: Request,
         signature: Hashable,
-        tensors: tuple[Tensor | None, Tensor | None],
+        tensors: tuple[Operand, Operand],
         results: Results,
         now: bool,
         finish: Finish | None = None,
     ) -> Work:
         """Perform `request` on `tensors`, which are its input and its output, if any."""
         what = request.name
+        explained = partial(self._explained, what, tensors[0][0] if isinstance(tensors[0], list) else tensors[0])
         operation = self._names.next((what, signature))
         start = self._engine.run if now else self._engine.start
         try:
@@ -76,12 +61,10 @@ class Submitter:
                     finish(part)
                 return Work(results, None, self._follower)
         except CollectiveError as error:
-            raise self._explained(what, tensors[0], error) from None
+            raise explained(error) from None
         operation.part = part
         finishing = None if finish is None else partial(finish, part)
-        return Work(
-            results, Underway([part], results, partial(self._explained, what, tensors[0]), finishing), self._follower
-        )
+        return Work(results, Underway([part], results, explained, finishing), self._follower)
 
     def together(self, works: Sequence[Work]) -> Work:
         """Join several into one."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -245,7 +245,7 @@ class Follower:
 
 
 @lru_cache(1)
-def _torchscript() -> Any:
+def _torchscript() -> torch.jit.CompilationUnit:
     return torch.jit.CompilationUnit(TYPED)
 
 
