@@ -17,7 +17,7 @@ __all__ = [
     "MODULES",
     "PACKAGES",
     "VERSION",
-    "Answer",
+    "Module",
     "missing_module",
     "missing_name",
     "missing_package",
@@ -36,7 +36,7 @@ IMPORTABLE = Path(__file__).with_name("importable")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Module:
     """Contents of one of Horovod's modules."""
 
     by: str = ""  # farandole's module; its public names are offered if they are in `known` or `every` is set
@@ -137,12 +137,12 @@ _LIGHTNING = {
 _PARAMS = _from("farandole.estimators.params", "EstimatorParams")
 _VERSION = {"__version__": "farandole.compat.answers:VERSION"}
 
-MODULES: Mapping[str, Answer] = {
-    **dict.fromkeys([*ABSENT_MODULES, *ABSENT_NAMES], Answer()),
-    "horovod": Answer(own={**_RUN, **_VERSION}),
-    "horovod.version": Answer(own=_VERSION),
+MODULES: Mapping[str, Module] = {
+    **dict.fromkeys([*ABSENT_MODULES, *ABSENT_NAMES], Module()),
+    "horovod": Module(own={**_RUN, **_VERSION}),
+    "horovod.version": Module(own=_VERSION),
     # Frameworks
-    "horovod.torch": Answer(
+    "horovod.torch": Module(
         by="farandole.torch",
         every=True,
         own={
@@ -154,13 +154,13 @@ MODULES: Mapping[str, Answer] = {
         known=f"{_TORCH_OPS} {_PROCESS_SETS} {_TORCH_STATE} DistributedOptimizer SyncBatchNorm HorovodInternalError",
         needs="torch",
     ),
-    "horovod.torch.mpi_ops": Answer(
+    "horovod.torch.mpi_ops": Module(
         by="farandole.torch",
         own=_OPERATIONS,
         known=_TORCH_OPS,
     ),
-    "horovod.torch.functions": Answer(by="farandole.torch", known=_TORCH_STATE),
-    "horovod.torch.optimizer": Answer(
+    "horovod.torch.functions": Module(by="farandole.torch", known=_TORCH_STATE),
+    "horovod.torch.optimizer": Module(
         by="farandole.torch",
         own={
             "_DistributedOptimizer": "farandole.torch.optimizer:_Distributed",
@@ -168,17 +168,17 @@ MODULES: Mapping[str, Answer] = {
         },
         known="DistributedOptimizer",
     ),
-    "horovod.torch.compression": Answer(by="farandole.torch", own=_compression("torch"), known="Compression"),
-    "horovod.torch.sync_batch_norm": Answer(by="farandole.torch", known="SyncBatchNorm"),
-    "horovod.torch.elastic": Answer(
+    "horovod.torch.compression": Module(by="farandole.torch", own=_compression("torch"), known="Compression"),
+    "horovod.torch.sync_batch_norm": Module(by="farandole.torch", known="SyncBatchNorm"),
+    "horovod.torch.elastic": Module(
         by="farandole.torch.elastic",
         every=True,
         parts="sampler state",
         known="run TorchState ElasticSampler",
     ),
-    "horovod.torch.elastic.sampler": Answer(by="farandole.torch.elastic", known="ElasticSampler"),
-    "horovod.torch.elastic.state": Answer(by="farandole.torch.elastic", known="TorchState"),
-    "horovod.tensorflow": Answer(
+    "horovod.torch.elastic.sampler": Module(by="farandole.torch.elastic", known="ElasticSampler"),
+    "horovod.torch.elastic.state": Module(by="farandole.torch.elastic", known="TorchState"),
+    "horovod.tensorflow": Module(
         by="farandole.tensorflow",
         every=True,
         own={**_CHECK_EXTENSION, **_EAGERLY},
@@ -187,22 +187,22 @@ MODULES: Mapping[str, Answer] = {
         known=_TENSORFLOW,
         needs="tensorflow",
     ),
-    "horovod.tensorflow.mpi_ops": Answer(by="farandole.tensorflow", own=_OPERATIONS, known=_TENSORFLOW_OPS),
-    "horovod.tensorflow.util": Answer(own=_EAGERLY),
-    "horovod.tensorflow.functions": Answer(by="farandole.tensorflow", known=_TENSORFLOW_STATE),
-    "horovod.tensorflow.compression": Answer(
+    "horovod.tensorflow.mpi_ops": Module(by="farandole.tensorflow", own=_OPERATIONS, known=_TENSORFLOW_OPS),
+    "horovod.tensorflow.util": Module(own=_EAGERLY),
+    "horovod.tensorflow.functions": Module(by="farandole.tensorflow", known=_TENSORFLOW_STATE),
+    "horovod.tensorflow.compression": Module(
         by="farandole.tensorflow", own=_compression("tensorflow"), known="Compression"
     ),
-    "horovod.tensorflow.sync_batch_norm": Answer(by="farandole.tensorflow", known="SyncBatchNormalization"),
-    "horovod.tensorflow.keras": Answer(
+    "horovod.tensorflow.sync_batch_norm": Module(by="farandole.tensorflow", known="SyncBatchNormalization"),
+    "horovod.tensorflow.keras": Module(
         by="farandole.keras",
         every=True,
         parts="callbacks elastic",
         known=f"{_KERAS} {_PROCESS_SETS}",
         needs="tensorflow keras",
     ),
-    "horovod.tensorflow.keras.callbacks": Answer(by="farandole.keras.callbacks", known=_CALLBACKS),
-    "horovod.keras": Answer(
+    "horovod.tensorflow.keras.callbacks": Module(by="farandole.keras.callbacks", known=_CALLBACKS),
+    "horovod.keras": Module(
         by="farandole.keras",
         every=True,
         own=_from("farandole.compat.horovod_keras", "DistributedOptimizer allreduce"),
@@ -210,71 +210,71 @@ MODULES: Mapping[str, Answer] = {
         known=f"{_KERAS} PartialDistributedOptimizer",
         needs="keras",
     ),
-    "horovod.keras.callbacks": Answer(
+    "horovod.keras.callbacks": Module(
         by="farandole.keras.callbacks",
         own=_from("farandole.compat.horovod_keras", "BestModelCheckpoint"),
         known=_CALLBACKS,
     ),
-    "horovod.mxnet": Answer(by="farandole.mxnet", every=True),
+    "horovod.mxnet": Module(by="farandole.mxnet", every=True),
     # What frameworks share
-    "horovod.common": Answer(parts="basics exceptions process_sets util"),
-    "horovod.common.basics": Answer(own=_from("farandole.compat.basics", "HorovodBasics")),
-    "horovod.common.process_sets": Answer(by="farandole.core.process_sets.process_set", known=_PROCESS_SETS),
-    "horovod.common.exceptions": Answer(
+    "horovod.common": Module(parts="basics exceptions process_sets util"),
+    "horovod.common.basics": Module(own=_from("farandole.compat.basics", "HorovodBasics")),
+    "horovod.common.process_sets": Module(by="farandole.core.process_sets.process_set", known=_PROCESS_SETS),
+    "horovod.common.exceptions": Module(
         by="farandole.errors", own=_from("farandole.compat.exceptions", _EXCEPTIONS), known="HorovodInternalError"
     ),
-    "horovod.common.util": Answer(
+    "horovod.common.util": Module(
         own={**_from("farandole.compat.horovod_util", _UTIL), "env": "farandole.compat.children:env"},
     ),
-    "horovod.data": Answer(own=_DATA, parts="data_loader_base"),
-    "horovod.data.data_loader_base": Answer(own=_DATA),
+    "horovod.data": Module(own=_DATA, parts="data_loader_base"),
+    "horovod.data.data_loader_base": Module(own=_DATA),
     # Launchers
-    "horovod.runner": Answer(own={**_RUN, **_COMMAND}, parts="launch"),
-    "horovod.runner.launch": Answer(own=_COMMAND),
-    "horovod.runner.common": Answer(parts="util"),
-    "horovod.runner.common.util": Answer(),
-    "horovod.runner.common.util.env": Answer(own=_from("farandole.compat.children", "get_env_rank_and_size")),
-    "horovod.spark": Answer(own=_from("farandole.compat.spark", "run"), needs="pyspark"),
-    "horovod.spark.task": Answer(own={"get_available_devices": "farandole.spark.jobs.child:available_devices"}),
-    "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run")),
-    "horovod.spark.torch": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel", needs="torch"),
-    "horovod.spark.torch.estimator": Answer(by="farandole.spark.torch", own=_PARAMS, known="TorchEstimator TorchModel"),
-    "horovod.spark.torch.datamodule": Answer(own=_from("farandole.spark.data_module", "PetastormDataModule")),
-    "horovod.spark.keras": Answer(by="farandole.spark.keras", known="KerasEstimator KerasModel", needs="keras"),
-    "horovod.spark.keras.estimator": Answer(by="farandole.spark.keras", own=_PARAMS, known="KerasEstimator KerasModel"),
-    "horovod.spark.keras.datamodule": Answer(own=_from("farandole.spark.data_module", "PetastormDataModule")),
-    "horovod.spark.lightning": Answer(own=_LIGHTNING, needs="torch lightning_utilities"),
-    "horovod.spark.lightning.estimator": Answer(
+    "horovod.runner": Module(own={**_RUN, **_COMMAND}, parts="launch"),
+    "horovod.runner.launch": Module(own=_COMMAND),
+    "horovod.runner.common": Module(parts="util"),
+    "horovod.runner.common.util": Module(),
+    "horovod.runner.common.util.env": Module(own=_from("farandole.compat.children", "get_env_rank_and_size")),
+    "horovod.spark": Module(own=_from("farandole.compat.spark", "run"), needs="pyspark"),
+    "horovod.spark.task": Module(own={"get_available_devices": "farandole.spark.jobs.child:available_devices"}),
+    "horovod.spark.runner": Module(own=_from("farandole.compat.spark", "run")),
+    "horovod.spark.torch": Module(by="farandole.spark.torch", known="TorchEstimator TorchModel", needs="torch"),
+    "horovod.spark.torch.estimator": Module(by="farandole.spark.torch", own=_PARAMS, known="TorchEstimator TorchModel"),
+    "horovod.spark.torch.datamodule": Module(own=_from("farandole.spark.data_module", "PetastormDataModule")),
+    "horovod.spark.keras": Module(by="farandole.spark.keras", known="KerasEstimator KerasModel", needs="keras"),
+    "horovod.spark.keras.estimator": Module(by="farandole.spark.keras", own=_PARAMS, known="KerasEstimator KerasModel"),
+    "horovod.spark.keras.datamodule": Module(own=_from("farandole.spark.data_module", "PetastormDataModule")),
+    "horovod.spark.lightning": Module(own=_LIGHTNING, needs="torch lightning_utilities"),
+    "horovod.spark.lightning.estimator": Module(
         own={**_LIGHTNING, **_PARAMS, "MIN_PL_VERSION": "farandole.compat.answers:MIN_PL_VERSION"}
     ),
-    "horovod.spark.data_loaders": Answer(
+    "horovod.spark.data_loaders": Module(
         own=_from("farandole.compat.pytorch_data_loaders", "PytorchDataLoader PytorchAsyncDataLoader"),
         parts="pytorch_data_loaders",
         needs="torch",
     ),
-    "horovod.spark.data_loaders.pytorch_data_loaders": Answer(by="farandole.compat.pytorch_data_loaders", every=True),
-    "horovod.spark.common": Answer(),
-    "horovod.spark.common.backend": Answer(
+    "horovod.spark.data_loaders.pytorch_data_loaders": Module(by="farandole.compat.pytorch_data_loaders", every=True),
+    "horovod.spark.common": Module(),
+    "horovod.spark.common.backend": Module(
         own=_from("farandole.compat.spark", "Backend SparkBackend default_num_proc")
     ),
-    "horovod.spark.common.datamodule": Answer(own=_from("farandole.spark.data_module", "DataModule")),
-    "horovod.spark.common.store": Answer(
+    "horovod.spark.common.datamodule": Module(own=_from("farandole.spark.data_module", "DataModule")),
+    "horovod.spark.common.store": Module(
         own=_from(
             "farandole.spark.store",
             "Store FilesystemStore LocalStore AbstractFilesystemStore HDFSStore DBFSLocalStore",
         ),
     ),
-    "horovod.spark.common.params": Answer(own=_PARAMS),
-    "horovod.spark.common.estimator": Answer(
+    "horovod.spark.common.params": Module(own=_PARAMS),
+    "horovod.spark.common.estimator": Module(
         own={
             "HorovodEstimator": "farandole.estimators.estimator:DataFrameEstimator",
             "HorovodModel": "farandole.estimators.transformer:DataFrameModel",
         }
     ),
-    "horovod.ray": Answer(own=_from("farandole.compat.ray", "RayExecutor"), needs="ray"),
-    "horovod.ray.runner": Answer(own=_from("farandole.compat.ray", "RayExecutor")),
+    "horovod.ray": Module(own=_from("farandole.compat.ray", "RayExecutor"), needs="ray"),
+    "horovod.ray.runner": Module(own=_from("farandole.compat.ray", "RayExecutor")),
     # Databricks
-    "sparkdl": Answer(
+    "sparkdl": Module(
         own={
             **_from("farandole.compat.spark", "HorovodRunner"),
             **_from("farandole.spark.tf_transformer", "TFTransformer TFInputGraph"),
@@ -282,31 +282,31 @@ MODULES: Mapping[str, Answer] = {
         parts="horovod",
         needs="pyspark",
     ),
-    "sparkdl.estimators": Answer(),
-    "sparkdl.estimators.horovod_estimator": Answer(),
-    "sparkdl.estimators.horovod_estimator.estimator": Answer(
+    "sparkdl.estimators": Module(),
+    "sparkdl.estimators.horovod_estimator": Module(),
+    "sparkdl.estimators.horovod_estimator.estimator": Module(
         own=_from("farandole.compat.spark_estimator", "HorovodEstimator"), needs="tensorflow"
     ),
-    "sparkdl.graph": Answer(),
-    "sparkdl.graph.input": Answer(own=_from("farandole.spark.tf_transformer", "TFInputGraph")),
-    "sparkdl.transformers": Answer(),
-    "sparkdl.transformers.tf_tensor": Answer(own=_from("farandole.spark.tf_transformer", "TFTransformer")),
-    "sparkdl.horovod": Answer(own=_from("farandole.spark.logs", "log_to_driver")),
-    "sparkdl.horovod.runner_base": Answer(own=_from("farandole.compat.spark", "HorovodRunner")),
-    "sparkdl.horovod.tensorflow": Answer(),
-    "sparkdl.horovod.tensorflow.keras": Answer(by="farandole.spark.callbacks", known="LogCallback", needs="keras"),
+    "sparkdl.graph": Module(),
+    "sparkdl.graph.input": Module(own=_from("farandole.spark.tf_transformer", "TFInputGraph")),
+    "sparkdl.transformers": Module(),
+    "sparkdl.transformers.tf_tensor": Module(own=_from("farandole.spark.tf_transformer", "TFTransformer")),
+    "sparkdl.horovod": Module(own=_from("farandole.spark.logs", "log_to_driver")),
+    "sparkdl.horovod.runner_base": Module(own=_from("farandole.compat.spark", "HorovodRunner")),
+    "sparkdl.horovod.tensorflow": Module(),
+    "sparkdl.horovod.tensorflow.keras": Module(by="farandole.spark.callbacks", known="LogCallback", needs="keras"),
     # Petastorm
-    "petastorm": Answer(own={**_READERS, **_from("farandole.data.transform", "TransformSpec")}),
-    "petastorm.errors": Answer(own=_from("farandole.errors", "NoDataAvailableError")),
-    "petastorm.reader": Answer(own=_from("farandole.data", "Reader make_reader make_batch_reader")),
-    "petastorm.transform": Answer(own=_TRANSFORM),
-    "petastorm.predicates": Answer(by="farandole.compat.predicates", every=True),
-    "petastorm.pytorch": Answer(
+    "petastorm": Module(own={**_READERS, **_from("farandole.data.transform", "TransformSpec")}),
+    "petastorm.errors": Module(own=_from("farandole.errors", "NoDataAvailableError")),
+    "petastorm.reader": Module(own=_from("farandole.data", "Reader make_reader make_batch_reader")),
+    "petastorm.transform": Module(own=_TRANSFORM),
+    "petastorm.predicates": Module(by="farandole.compat.predicates", every=True),
+    "petastorm.pytorch": Module(
         own=_from("farandole.torch.data", "DataLoader BatchedDataLoader InMemBatchedDataLoader"), needs="torch"
     ),
-    "petastorm.tf_utils": Answer(own=_from("farandole.tensorflow.data", "make_petastorm_dataset"), needs="tensorflow"),
-    "petastorm.spark": Answer(own=_CONVERTER, parts="spark_dataset_converter", needs="pyspark"),
-    "petastorm.spark.spark_dataset_converter": Answer(own=_CONVERTER),
+    "petastorm.tf_utils": Module(own=_from("farandole.tensorflow.data", "make_petastorm_dataset"), needs="tensorflow"),
+    "petastorm.spark": Module(own=_CONVERTER, parts="spark_dataset_converter", needs="pyspark"),
+    "petastorm.spark.spark_dataset_converter": Module(own=_CONVERTER),
 }
 
 

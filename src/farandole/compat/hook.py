@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Answer `import horovod...`, `import sparkdl...` and `import petastorm...` in this process from now on.
+    """Module `import horovod...`, `import sparkdl...` and `import petastorm...` in this process from now on.
 
     farandole's errors then begin with the sentences that Horovod's programs look for. Processes that inherit `sys.path`
     (ranks of `farandole.run`, workers of `multiprocessing`) answer these imports too. A second call does nothing.

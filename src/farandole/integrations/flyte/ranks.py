@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from flyteidl.core import interface_pb2, literals_pb2
 from flytekit import FlyteContext, FlyteContextManager
@@ -15,12 +15,12 @@ from flytekit.core.base_task import IgnoreOutputs
 from flytekit.core.context_manager import ExecutionState
 from flytekit.core.type_engine import TypeEngine
 from flytekit.models.interface import Variable
-from flytekit.models.literals import LiteralMap
+from flytekit.models.literals import Literal, LiteralMap
 from flytekit.tools.fast_registration import download_distribution
 
 from farandole.topology import JobEnvironment
 
-__all__ = ["FlyteCall", "Outcome", "Place", "folder_of", "run_on_rank", "runs_in_cluster"]
+__all__ = ["FlyteCall", "Outcome", "TaskLocations", "folder_of", "run_on_rank", "runs_in_cluster"]
 
 
 def runs_in_cluster(ctx: FlyteContext) -> bool:
@@ -28,7 +28,7 @@ def runs_in_cluster(ctx: FlyteContext) -> bool:
     return ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
 
 
-def folder_of(function: Callable[..., Any]) -> str | None:
+def folder_of(function: Callable[..., object]) -> str | None:
     """Return the folder from which the function's module was imported; None if it was not imported from a file.
 
     `pyflyte run` removes the folder from `sys.path` after it has loaded the module, and ranks load the module again."""
@@ -41,7 +41,7 @@ def folder_of(function: Callable[..., Any]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TaskLocations:
     """The locations in a task's context that ranks need: outputs, checkpoints and code."""
 
     raw_outputs: str
@@ -80,7 +80,7 @@ class FlyteCall:
     """Call of a task's function, with its inputs in Flyte's form."""
 
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., object]
     inputs: Mapping[str, type]
     outputs: Mapping[str, type]
     variables: Mapping[str, bytes]  # the outputs' Flyte types, serialized
@@ -97,7 +97,7 @@ class FlyteCall:
         content: bytes = LiteralMap(literals=made).to_flyte_idl().SerializeToString()
         return content
 
-    def _by_name(self, value: Any) -> dict[str, Any]:
+    def _by_name(self, value: object) -> dict[str, object]:
         if not self.outputs:
             return {}
         if len(self.outputs) == 1 and not (self.in_tuple and isinstance(value, tuple)):
@@ -108,7 +108,7 @@ class FlyteCall:
             raise TypeError(f"task {self.name!r} has {len(self.outputs)} outputs ({names}); rank 0 returned {returned}")
         return dict(zip(self.outputs, value, strict=True))
 
-    def _literal(self, ctx: FlyteContext, name: str, value: Any) -> Any:
+    def _literal(self, ctx: FlyteContext, name: str, value: object) -> Literal:
         variable = Variable.from_flyte_idl(interface_pb2.Variable.FromString(self.variables[name]))
         try:
             return TypeEngine.to_literal(ctx, value, self.outputs[name], variable.type)
@@ -132,7 +132,7 @@ class Outcome:
         return LiteralMap.from_flyte_idl(literals_pb2.LiteralMap.FromString(self.literals))
 
 
-def run_on_rank(place: Place, folder: str | None, call: bytes) -> Outcome:
+def run_on_rank(locations: TaskLocations, folder: str | None, call: bytes) -> Outcome:
     """Run a pickled `FlyteCall` on this rank; return outputs and decks on rank 0. `folder` is added to `sys.path`.
 
     Within the call, `flytekit.current_context()` is that of the task, with its checkpoint. `IgnoreOutputs`, which
@@ -142,14 +142,14 @@ def run_on_rank(place: Place, folder: str | None, call: bytes) -> Outcome:
     if folder is not None and folder not in sys.path:
         sys.path.append(folder)
     with tempfile.TemporaryDirectory(prefix="farandole-flyte-") as archive:
-        if place.code is not None:
-            download_distribution(place.code, archive)
+        if locations.code is not None:
+            download_distribution(locations.code, archive)
             sys.path.insert(0, archive)
         with setup_execution(
-            raw_output_data_prefix=place.raw_outputs,
-            output_metadata_prefix=place.outputs,
-            checkpoint_path=place.checkpoint,
-            prev_checkpoint=place.earlier_checkpoint,
+            raw_output_data_prefix=locations.raw_outputs,
+            output_metadata_prefix=locations.outputs,
+            checkpoint_path=locations.checkpoint,
+            prev_checkpoint=locations.earlier_checkpoint,
         ):
             given: FlyteCall = pickle.loads(call)
             ctx = FlyteContextManager.current_context()

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 from flytekit import Deck, FlyteContext, FlyteContextManager, Resources
 from flytekit.configuration import SerializationSettings
@@ -20,7 +19,14 @@ from flytekitplugins.kfmpi.task import MPIFunctionTask
 
 from farandole.config import Config
 from farandole.errors import ConfigError
-from farandole.integrations.flyte.ranks import FlyteCall, Outcome, Place, folder_of, run_on_rank, runs_in_cluster
+from farandole.integrations.flyte.ranks import (
+    FlyteCall,
+    Outcome,
+    TaskLocations,
+    folder_of,
+    run_on_rank,
+    runs_in_cluster,
+)
 from farandole.launch.backend import Backend, Binding, Call, check_binding
 from farandole.launch.backends import reach, variables_of_ranks
 from farandole.launch.backends.local import LocalBackend
@@ -119,7 +125,7 @@ class Farandole:
 class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no types
     """Task of type "mpi", version 1, whose launcher's pod starts the ranks without mpirun."""
 
-    def __init__(self, task_config: Farandole, task_function: Callable[..., Any], **kwargs: Any) -> None:
+    def __init__(self, task_config: Farandole, task_function: Callable[..., object], **kwargs: object) -> None:
         super().__init__(task_config=task_config.mpi_job(), task_function=task_function, **kwargs)
         self.farandole = task_config
 
@@ -128,11 +134,11 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
         command: list[str] = self._get_base_command(settings)
         return command
 
-    def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, Any]:
+    def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, object]:
         # Ranks convert the inputs themselves, so the launcher reads no data.
         return {_LITERALS: literal_map}
 
-    def execute(self, **kwargs: Any) -> Any:
+    def execute(self, **kwargs: object) -> object:
         """Run the function on all ranks; return rank 0's outputs, which rank 0 has uploaded.
 
         The outputs are Python values if the inputs are, as with `map_task`, and literals otherwise. Rank 0's decks are
@@ -200,7 +206,7 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
             in_tuple=bool(self.python_interface.output_tuple_name),
             literals=literals.to_flyte_idl().SerializeToString(),
         )
-        return dump_call(run_on_rank, (Place.of(ctx), folder_of(self.task_function), dump(call, self.name)), {})
+        return dump_call(run_on_rank, (TaskLocations.of(ctx), folder_of(self.task_function), dump(call, self.name)), {})
 
 
 TaskPlugins.register_pythontask_plugin(Farandole, FarandoleTask)

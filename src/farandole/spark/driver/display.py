@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rich import box
 from rich.console import Console
@@ -14,14 +14,17 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from IPython.display import DisplayHandle
+
 PLAIN_EVERY = 5.0  # seconds between two plain lines of a rank within an epoch
 NOTEBOOK_EVERY = 0.25  # seconds between two updates in a notebook
 BAR = 20  # characters of a bar on a terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The place of a rank in its training, as `farandole.spark.driver.progress.Progress` reports it."""
+class RankProgress:
+    """The progress of a rank in its training, as `farandole.spark.driver.progress.Progress` reports it."""
 
     epoch: int
     epochs: int
@@ -32,7 +35,7 @@ class Place:
     waited: float | None  # share of the time, if the rank reports it
 
     @classmethod
-    def read(cls, message: Mapping[str, object]) -> "Place":
+    def read(cls, message: Mapping[str, object]) -> "RankProgress":
         """Read the fields of a message; raises `ValueError` if one is missing or not a number."""
         numbers: dict[str, float] = {}
         for name in cls.__slots__:
@@ -75,7 +78,7 @@ class Display:
     def __init__(self, title: str, console: Console | None = None) -> None:
         self._title = title
         self._console = console or Console()
-        self._places: dict[int, Place] = {}
+        self._progress: dict[int, RankProgress] = {}
         self._live: Live | None = None
         self._notebook: _Notebook | None = None
         self._printed: dict[int, float] = {}
@@ -85,7 +88,7 @@ class Display:
         """Show a message of kind "progress" or "epoch"; ignore others."""
         with self._lock:
             if message.get("kind") == "progress":
-                self._move(rank, Place.read(message))
+                self._move(rank, RankProgress.read(message))
             elif message.get("kind") == "epoch":
                 self._console.print(_spell_epoch(message), highlight=False, markup=False, soft_wrap=True)
 
@@ -101,26 +104,26 @@ class Display:
                 self._notebook.show(self._html(), last=True)
                 self._notebook = None
 
-    def _move(self, rank: int, place: Place) -> None:
-        self._places[rank] = place
+    def _move(self, rank: int, progress: RankProgress) -> None:
+        self._progress[rank] = progress
         console = self._console
         if console.is_jupyter:  # before `is_terminal`, which is true in a notebook, too
             self._notebook = self._notebook or _Notebook()
             self._notebook.show(self._html())
             return
         if not console.is_terminal or console.is_dumb_terminal:
-            self._print(rank, place)
+            self._print(rank, progress)
             return
         if self._live is None:
             self._live = Live(console=self._console, refresh_per_second=4)
             self._live.start()
         self._live.update(self._table())
 
-    def _print(self, rank: int, place: Place) -> None:
+    def _print(self, rank: int, progress: RankProgress) -> None:
         now = time.monotonic()
-        if place.step == place.steps or now - self._printed.get(rank, 0.0) >= PLAIN_EVERY:
+        if progress.step == progress.steps or now - self._printed.get(rank, 0.0) >= PLAIN_EVERY:
             self._printed[rank] = now
-            epoch, step, loss, speed, waited = place.cells()
+            epoch, step, loss, speed, waited = progress.cells()
             line = f"[{rank}] epoch {epoch} step {step} loss {loss} {speed} rows/s"
             line += f", {waited} waiting for data" if waited else ""
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -130,17 +133,17 @@ class Display:
         for header in ("rank", *HEADERS):
             table.add_column(header, justify="right")
         table.add_column("")
-        for rank, place in sorted(self._places.items()):
-            bar = ProgressBar(total=place.epochs * place.steps, completed=place.done, width=BAR)
-            table.add_row(str(rank), *place.cells(), bar)
+        for rank, progress in sorted(self._progress.items()):
+            bar = ProgressBar(total=progress.epochs * progress.steps, completed=progress.done, width=BAR)
+            table.add_row(str(rank), *progress.cells(), bar)
         return table
 
     def _html(self) -> str:
         head = "".join(f"<th>{html.escape(header)}</th>" for header in ("rank", *HEADERS, ""))
         rows = []
-        for rank, place in sorted(self._places.items()):
-            cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in (str(rank), *place.cells()))
-            bar = f'<td><progress value="{place.done}" max="{place.epochs * place.steps}"></progress></td>'
+        for rank, progress in sorted(self._progress.items()):
+            cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in (str(rank), *progress.cells()))
+            bar = f'<td><progress value="{progress.done}" max="{progress.epochs * progress.steps}"></progress></td>'
             rows.append(f"<tr>{cells}{bar}</tr>")
         title = html.escape(self._title)
         return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
@@ -150,7 +153,7 @@ class _Notebook:
     """Output below a notebook's cell, updated at most every `NOTEBOOK_EVERY` seconds."""
 
     def __init__(self) -> None:
-        self._handle: Any = None
+        self._handle: DisplayHandle | None = None
         self._shown = 0.0
 
     def show(self, content: str, *, last: bool = False) -> None:
