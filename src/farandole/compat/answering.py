@@ -3,7 +3,7 @@
 import functools
 import pickle
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from farandole.compat.hook import install
 from farandole.launch.pickling import dumps
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Answering(functools.partial[T]):
     """A function that installs compat where it is unpickled, before its own modules are imported there."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _unpickle, (dumps((self.func, self.args, self.keywords)),)
 
 

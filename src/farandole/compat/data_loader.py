@@ -17,10 +17,10 @@ class BaseDataLoader:
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def _iterate(self) -> Iterable[Any]:
+    def _iterate(self) -> Iterable[object]:
         raise NotImplementedError
 
-    def _process_batch(self, batch: Any) -> Any:
+    def _process_batch(self, batch: object) -> object:
         return batch
 
     def __iter__(self) -> Iterator[Any]:
@@ -37,7 +37,7 @@ class AsyncDataLoaderMixin(BaseDataLoader):
     _ahead: "_Ahead | None" = None
 
     def __init__(
-        self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any
+        self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: object, **kwargs: object
     ) -> None:
         super().__init__(*args, **kwargs)
         self.async_loader_queue_size, self.debug_data_loader = async_loader_queue_size, debug_data_loader
@@ -66,10 +66,10 @@ class AsyncDataLoaderMixin(BaseDataLoader):
 class _Ahead:
     """The batches of one epoch, which a thread makes ahead of their use."""
 
-    def __init__(self, make: Callable[[], Iterable[Any]], most: int) -> None:
+    def __init__(self, make: Callable[[], Iterable[object]], most: int) -> None:
         self._make, self._most = make, most
         self._changed = threading.Condition()
-        self._batches: deque[Any] = deque()
+        self._batches: deque[object] = deque()
         self._ended = self._closed = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="farandole-loader", daemon=True)
@@ -79,7 +79,7 @@ class _Ahead:
     def ready(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         while True:
             with self._changed:
                 # The thread sets `_ended` on every way out.

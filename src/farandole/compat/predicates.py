@@ -3,7 +3,7 @@
 import hashlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class PredicateBase(ABC):
 class in_set(PredicateBase):
     """Rows whose `predicate_field` is one of `inclusion_values`."""
 
-    def __init__(self, inclusion_values: Collection[Any], predicate_field: str) -> None:
+    def __init__(self, inclusion_values: Collection[Hashable], predicate_field: str) -> None:
         self._values, self._field = set(inclusion_values), predicate_field
 
     def get_fields(self) -> set[str]:
@@ -56,7 +56,7 @@ class in_intersection(in_set):
 
     Selecting raises `ValueError` for a field that is not iterable."""
 
-    def __init__(self, inclusion_values: Collection[Any], _predicate_field: str) -> None:  # Petastorm's name
+    def __init__(self, inclusion_values: Collection[Hashable], _predicate_field: str) -> None:  # Petastorm's name
         super().__init__(inclusion_values, _predicate_field)
 
     def do_include(self, values: Values) -> bool:
@@ -71,7 +71,7 @@ class in_lambda(PredicateBase):
     `state_arg`, unless it is None, is a further argument. Raises `ValueError` for fields without an order."""
 
     def __init__(
-        self, predicate_fields: Sequence[str], predicate_func: Callable[..., Any], state_arg: Any = None
+        self, predicate_fields: Sequence[str], predicate_func: Callable[..., bool], state_arg: object = None
     ) -> None:
         if isinstance(predicate_fields, str) or not isinstance(predicate_fields, Sequence):
             raise ValueError(f"predicate_fields must be a list of columns, got {predicate_fields!r}")
@@ -81,7 +81,7 @@ class in_lambda(PredicateBase):
     def get_fields(self) -> set[str]:
         return set(self._fields)
 
-    def do_include(self, values: Values) -> Any:
+    def do_include(self, values: Values) -> bool:
         return self._func(*(values[name] for name in self._fields), *self._state)
 
 

@@ -47,10 +47,10 @@ class PytorchDataLoader(BaseDataLoader):
     def __len__(self) -> int:
         return max(0, self.limit_step_per_epoch)
 
-    def _iterate(self) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[object]:
         return self._limited(iter(self.data_loader))
 
-    def _limited(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _limited(self, batches: Iterator[object]) -> Iterator[object]:
         if self.verbose:
             log.info("[%s]: an epoch begins; limit_step_per_epoch=%d", self.name, self.limit_step_per_epoch)
         return batches if self.limit_step_per_epoch == -1 else islice(batches, self.limit_step_per_epoch)
@@ -69,7 +69,7 @@ class PytorchInfiniteDataLoader(PytorchDataLoader):
             raise ConfigError("num_epochs", f"of the reader must be None, for no end, got {self.reader.num_epochs}")
         self.iterator = iter(self.data_loader)
 
-    def _iterate(self) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[object]:
         return self._limited(self.iterator)
 
 
@@ -108,7 +108,7 @@ class PytorchInmemDataLoader(BaseDataLoader):
     def __len__(self) -> int:
         return self.limit_step_per_epoch
 
-    def _iterate(self) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[object]:
         for _ in range(self.limit_step_per_epoch):
             batch = next(self.iterator, None)
             if batch is None:

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from farandole.compat.answering import answering
 from farandole.compat.output import tagged
@@ -18,7 +18,7 @@ __all__ = ["Backend", "HorovodRunner", "SparkBackend", "default_num_proc", "run"
 T = TypeVar("T")
 
 
-def run(fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
+def run(fn: Callable[..., T], *args: object, **kwargs: object) -> list[T]:
     given = inspect.signature(run_in_spark).bind(answering(fn), *args, **kwargs)
     given.apply_defaults()
     named = given.arguments
@@ -43,5 +43,5 @@ class HorovodRunner(Runner):
 class SparkBackend(OwnBackend):
     """The class `horovod.spark.common.backend.SparkBackend`; see `farandole.spark.backend.SparkBackend`."""
 
-    def _call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
+    def _call(self, fn: Callable[..., T], *args: object, **kwargs: object) -> list[T]:
         return run(fn, *args, **kwargs)

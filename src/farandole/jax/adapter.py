@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +115,7 @@ class JaxAdapter:
 
 def _elsewhere(tensor: Array) -> str | None:
     """Return why the place of an array keeps the engine from it, or None."""
-    devices: set[Any] = tensor.sharding.device_set
+    devices: set[jax.Device] = tensor.sharding.device_set
     if len(devices) == 1 and all(device.platform in ("cpu", "gpu") for device in devices):
         return None
     shown = ", ".join(sorted(map(str, devices)))
@@ -124,7 +124,7 @@ def _elsewhere(tensor: Array) -> str | None:
 
 def _empty(shape: tuple[int, ...], like: Array) -> Array:
     """Return a new array on the device of `like` for the engine to write to."""
-    device: Any = next(iter(like.sharding.device_set))
+    device: jax.Device = next(iter(like.sharding.device_set))
     with _wide(like.dtype):
         made = jnp.empty(shape, like.dtype, device=None if device.platform == "cpu" else device)
     return made.block_until_ready()
@@ -133,11 +133,11 @@ def _empty(shape: tuple[int, ...], like: Array) -> Array:
 def allow_64_bits() -> AbstractContextManager[object]:
     """Return a context in which JAX makes arrays of 64 bits, whatever its setting is."""
     # JAX 0.5 has it in jax.experimental, from where later versions have moved it.
-    home: Any = jax if hasattr(jax, "enable_x64") else jax.experimental
+    home = jax if hasattr(jax, "enable_x64") else jax.experimental
     context: AbstractContextManager[object] = home.enable_x64(True)
     return context
 
 
-def _wide(dtype: Any) -> AbstractContextManager[object]:
+def _wide(dtype: np.dtype[np.generic]) -> AbstractContextManager[object]:
     """Return a context that allows arrays of `dtype`, because the setting may have changed since the input was made."""
     return allow_64_bits() if dtype.itemsize == 8 else nullcontext()

@@ -21,19 +21,19 @@ class Optimizer(Protocol):
     """Optimizer of Optax, or any object with these two functions."""
 
     @property
-    def init(self) -> Callable[..., Any]:
+    def init(self) -> Callable[..., object]:
         """Function that makes the state for parameters."""
 
     @property
-    def update(self) -> Callable[..., Any]:
+    def update(self) -> Callable[..., object]:
         """Function that makes updates and the next state from gradients, a state and parameters."""
 
 
 class GradientTransformation(NamedTuple):
     """Optimizer in the form of Optax."""
 
-    init: Callable[..., Any]
-    update: Callable[..., Any]
+    init: Callable[..., object]
+    update: Callable[..., object]
 
 
 def DistributedOptimizer(
@@ -42,7 +42,7 @@ def DistributedOptimizer(
     compression: Compressor[Array] = Compression.none,
     gradient_predivide_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> GradientTransformation:
     """Return an optimizer that reduces the gradients over all ranks before each update, in one allreduce.
 
     It takes optimizers of Optax, inside jax.jit and outside, and has the type of `optimizer` if that is a named tuple.
@@ -50,30 +50,31 @@ def DistributedOptimizer(
     that is not positive."""
     _, prescale, postscale = predivided(op, gradient_predivide_factor)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+    def update(updates: object, state: object, params: object = None, **extra: object) -> object:
         reduced = allreduce(updates, op, None, compression, prescale, postscale, process_set)
         return optimizer.update(reduced, state, params, **extra)
 
     if hasattr(optimizer, "_replace"):
-        return optimizer._replace(update=update)
+        replaced: GradientTransformation = optimizer._replace(update=update)
+        return replaced
     return GradientTransformation(optimizer.init, update)
 
 
 def value_and_grad(
-    fun: Callable[..., Any],
+    fun: Callable[..., object],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     op: int = Average,
     compression: Compressor[Array] = Compression.none,
     process_set: ProcessSet = global_process_set,
     **more: Any,
-) -> Callable[..., Any]:
+) -> Callable[..., tuple[Any, Any]]:
     """Return a function like that of `jax.value_and_grad`, whose gradients are reduced over all ranks in one call.
 
     The value stays this rank's own."""
     local = jax.value_and_grad(fun, argnums, has_aux, **more)
 
-    def reduced(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def reduced(*args: object, **kwargs: object) -> tuple[object, object]:
         value, grads = local(*args, **kwargs)
         return value, allreduce(grads, op, None, compression, process_set=process_set)
 
@@ -81,7 +82,7 @@ def value_and_grad(
 
 
 def grad(
-    fun: Callable[..., Any],
+    fun: Callable[..., object],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     op: int = Average,
@@ -92,7 +93,7 @@ def grad(
     """Return a function like that of `jax.grad`, whose gradients are reduced over all ranks in one call."""
     both = value_and_grad(fun, argnums, has_aux, op, compression, process_set, **more)
 
-    def reduced(*args: Any, **kwargs: Any) -> Any:
+    def reduced(*args: object, **kwargs: object) -> object:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
 

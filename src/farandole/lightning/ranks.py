@@ -24,6 +24,8 @@ __all__ = ["OverRanks", "strategy_class"]
 T = TypeVar("T")
 
 if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
     _Base = Any
 else:
     _Base = object
@@ -94,10 +96,14 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
     strategy_name = "farandole"
     is_distributed = True
     num_nodes = 1  # Lightning sets the trainer's
-    environment: Callable[[], Any]
+    environment: Callable[[], object]
 
     def __init__(
-        self, *, rate_factor: float | None = 1.0, compression: Compressor[Tensor] = hvd.Compression.none, **options: Any
+        self,
+        *,
+        rate_factor: float | None = 1.0,
+        compression: Compressor[Tensor] = hvd.Compression.none,
+        **options: object,
     ) -> None:
         if rate_factor is not None and not rate_factor > 0:
             raise ConfigError("rate_factor", f"must be > 0, got {rate_factor}")
@@ -137,13 +143,13 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
         return gpu_of_rank(gpus, hvd.local_rank(), torch.cuda.device_count()) if gpus else torch.device("cpu")
 
     @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
         return {"num_replicas": hvd.size(), "rank": hvd.rank()}
 
     def model_to_device(self) -> None:
         self.model.to(self.root_device)
 
-    def setup(self, trainer: Any) -> None:
+    def setup(self, trainer: "Trainer") -> None:
         """Give all ranks rank 0's weights, and hook the parameters."""
         super().setup(trainer)
         module = self.lightning_module
@@ -182,7 +188,9 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
             if self._reducer is not None:
                 self._reducer.paused = False
 
-    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def backward(
+        self, closure_loss: Tensor, optimizer: torch.optim.Optimizer | None, *args: object, **kwargs: object
+    ) -> Tensor:
         """Run the backward pass, and block until the gradients are reduced; hooks and clipping run after that."""
         module, precision = self.lightning_module, self.precision_plugin
         self.pre_backward(closure_loss)
@@ -198,10 +206,16 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
         if reducer is not None and not reducer.paused:
             reducer.finish(self.lightning_module.parameters())
 
-    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+    def optimizer_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], object],
+        model: "LightningModule | None" = None,
+        **kwargs: object,
+    ) -> object:
         """Step with the rates times `rate_factor`."""
 
-        def run() -> Any:
+        def run() -> object:
             loss = closure()
             if self._reducer is not None and self._reducer.started:
                 self._finish()  # the closure ran a backward pass without the strategy
@@ -211,7 +225,7 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
         with stepping(optimizer, factor, self.reduce if self._reducer is not None else None):
             return super().optimizer_step(optimizer, run, model, **kwargs)
 
-    def reduce(self, tensor: Any, group: object = None, reduce_op: object = "mean") -> Any:
+    def reduce(self, tensor: object, group: object = None, reduce_op: object = "mean") -> object:
         """Return `tensor` reduced over all ranks, by "mean" by default; other objects are returned unchanged."""
         if not isinstance(tensor, Tensor) or self._failed:
             return tensor

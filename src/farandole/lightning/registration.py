@@ -3,14 +3,13 @@
 import functools
 import importlib
 import importlib.util
-from typing import Any
 
 from farandole.lightning.packages import PACKAGES
 
 __all__ = ["register_names"]
 
 # By the strategy's name: its arguments. "horovod" multiplies the learning rates, as that strategy of Lightning 1 did.
-_NAMES: dict[str, dict[str, Any]] = {"farandole": {}, "horovod": {"rate_factor": None}}
+_NAMES: dict[str, dict[str, None]] = {"farandole": {}, "horovod": {"rate_factor": None}}
 
 
 def register_names() -> None:
@@ -23,7 +22,7 @@ def register_names() -> None:
             registry.register(name, functools.partial(_made, package), "ranks of a farandole job", **_NAMES[name])
 
 
-def _made(package: str, **options: Any) -> Any:
+def _made(package: str, **options: object) -> object:
     from farandole.lightning.ranks import strategy_class  # imports torch and torchmetrics
 
     return strategy_class(importlib.import_module(package))(**options)

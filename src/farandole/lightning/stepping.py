@@ -11,7 +11,7 @@ __all__ = ["stepping"]
 
 @contextmanager
 def stepping(
-    optimizer: torch.optim.Optimizer, factor: float, reduce: Callable[[Any], Any] | None = None
+    optimizer: torch.optim.Optimizer, factor: float, reduce: Callable[[object], object] | None = None
 ) -> Iterator[None]:
     """Multiply the learning rates by `factor` during each `optimizer.step` within the block.
 
@@ -52,7 +52,7 @@ class _Rates:
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
         self._optimizer, self._factor = optimizer, factor
-        self._shown: list[Any] | None = None  # the program's rates, while they are multiplied
+        self._shown: list[float | torch.Tensor] | None = None  # the program's rates, while they are multiplied
 
     def multiply(self) -> None:
         groups = self._optimizer.param_groups

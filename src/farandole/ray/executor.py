@@ -7,9 +7,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -25,6 +26,8 @@ from farandole.topology import JobEnvironment, Topology
 __all__ = ["RayExecutor", "Settings"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SETTLE = 1.0  # seconds to wait for further failures after the first, which may be a consequence of another one
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
@@ -107,7 +110,7 @@ class RayExecutor:
         self._settings = Settings() if settings is None else settings
         self._use_current = use_current_placement_group
         self._places: Places | None = None
-        self._actors: list[Any] = []  # handles, by rank
+        self._actors: list[ActorHandle] = []  # by rank
 
     @property
     def num_workers(self) -> int:
@@ -141,34 +144,36 @@ class RayExecutor:
 
     def run(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., T],
         args: Sequence[object] | None = None,
         kwargs: Mapping[str, object] | None = None,
         callbacks: Sequence[object] | None = None,
-    ) -> list[Any]:
+    ) -> list[T]:
         """Call `fn(*args, **kwargs)` on every rank; return the values by rank. Blocks; raises `RankFailed`."""
         _refuse_callbacks(callbacks)
         return self._values(self.run_remote(fn, args, kwargs))
 
     def run_remote(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., object],
         args: Sequence[object] | None = None,
         kwargs: Mapping[str, object] | None = None,
-    ) -> list[Any]:
+    ) -> list[ray.ObjectRef]:
         """Start the call on every rank; return Ray's references to the values, by rank; does not block."""
         call = (self._prepared(fn), list(args or ()), dict(kwargs or {}))
         return [actor.run.remote(*call) for actor in self._running()]
 
-    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[object] | None = None) -> list[Any]:
+    def execute(self, fn: Callable[[Any], T], callbacks: Sequence[object] | None = None) -> list[T]:
         """Call `fn(executable)` on every rank with the rank's own object; return the values by rank. See `run`."""
         _refuse_callbacks(callbacks)
         fn = self._prepared(fn)
         return self._values([actor.execute.remote(fn) for actor in self._running()])
 
-    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+    def execute_single(self, fn: Callable[[Any], T]) -> T:
         """Call `fn(executable)` on rank 0 alone, and return its value. `fn` must not wait for other ranks."""
-        return self._values([self._running()[0].execute.remote(self._prepared(fn))])[0]
+        (value,) = self._values([self._running()[0].execute.remote(self._prepared(fn))])
+        made: T = value
+        return made
 
     def shutdown(self) -> None:
         """End the ranks and give their resources back. Idempotent."""
@@ -179,12 +184,12 @@ class RayExecutor:
         if places is not None:
             places.release()
 
-    def _prepared(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def _prepared(self, fn: Callable[..., T]) -> Callable[..., T]:
         """Return `fn`; raises `PicklingError` naming the part of it that cannot be pickled."""
         dump(fn, getattr(fn, "__qualname__", "fn"))
         return fn
 
-    def _running(self) -> list[Any]:
+    def _running(self) -> list[ActorHandle]:
         if not self._actors:
             raise ConfigError("start", "no ranks run; call start() first")
         return self._actors
@@ -213,7 +218,7 @@ class RayExecutor:
             entered.append(actor.enter.remote(env))
         self._in_time(entered)
 
-    def _in_time(self, references: Sequence[Any]) -> list[Any]:
+    def _in_time(self, references: Sequence[ray.ObjectRef]) -> list[Any]:
         limit = self._settings.start_timeout.total_seconds()
         try:
             values: list[Any] = ray.get(list(references), timeout=limit)
@@ -223,10 +228,10 @@ class RayExecutor:
             raise RendezvousError(f"Ray did not start all ranks within {limit:g} s", missing) from error
         return values
 
-    def _values(self, references: Sequence[Any]) -> list[Any]:
+    def _values(self, references: Sequence[ray.ObjectRef]) -> list[Any]:
         """Return the values of a call by rank; end all ranks when one fails, or at Ctrl-C."""
         waiting, limit = list(references), None
-        values: dict[int, Any] = {}
+        values: dict[int, object] = {}
         failures: list[Failure] = []
         try:
             while waiting:

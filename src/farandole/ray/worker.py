@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import ray.util
 
@@ -13,6 +13,8 @@ from farandole.other_launchers import note_launches
 from farandole.topology import host_identity, interface_address
 
 __all__ = ["RankActor"]
+
+T = TypeVar("T")
 
 
 class RankActor:
@@ -46,10 +48,10 @@ class RankActor:
         """Make the object that `execute` hands to functions."""
         self._executable = make(*args, **kwargs)
 
-    def execute(self, fn: Callable[[Any], Any]) -> Any:
+    def execute(self, fn: Callable[[object], T]) -> T:
         """Call `fn` with the rank's object, and return its value."""
         return fn(self._executable)
 
-    def run(self, fn: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+    def run(self, fn: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:
         """Call `fn`, and return its value."""
         return fn(*args, **kwargs)

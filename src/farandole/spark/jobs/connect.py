@@ -152,7 +152,7 @@ def reach(spark: SparkSession, addresses: Sequence[str], patience: timedelta) ->
 
 
 @contextmanager
-def _limited(spark: Any, patience: timedelta) -> Iterator[None]:
+def _limited(spark: SparkSession, patience: timedelta) -> Iterator[None]:
     """Cancel the Spark jobs of the block after `patience`; the block then raises `ConfigError`."""
     tag, expired, done = f"farandole-reach-{secrets.token_hex(4)}", threading.Event(), threading.Event()
 

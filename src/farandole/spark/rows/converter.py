@@ -13,7 +13,7 @@ from farandole.extras import importing
 with importing("farandole.spark.converter"):
     from pyspark.ml.functions import vector_to_array
     from pyspark.ml.linalg import VectorUDT
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
@@ -165,7 +165,7 @@ def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
             spark.conf.set(name, before)
 
 
-def _cast(df: DataFrame, name: str, dtype: str) -> Any:
+def _cast(df: DataFrame, name: str, dtype: str) -> Column:
     column, kind = F.col("`" + name.replace("`", "``") + "`"), df.schema[name].dataType
     wanted = "float" if dtype == "float32" else "double"
     if isinstance(kind, VectorUDT):

@@ -4,7 +4,7 @@ Imports no Spark, which ranks do not need."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -100,7 +100,7 @@ class SparkDatasetConverter:
         num_epochs: int | None = None,
         workers_count: int | None = None,
         shuffling_queue_capacity: int = 0,
-        data_loader_fn: Callable[..., Any] | None = None,
+        data_loader_fn: Callable[..., AbstractContextManager[object]] | None = None,
         **petastorm_reader_kwargs: Any,
     ) -> Iterator[Any]:
         """Yield batches of tensors by column to a `with` block; further arguments are those of `make_batch_reader`.

@@ -5,7 +5,7 @@ Imports nothing that a rank without DataFrames does not need."""
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from farandole.launch.channel import Orders, WorkerEnd
 from farandole.topology import JobEnvironment
@@ -29,11 +29,11 @@ class FedRows:
 
 
 def give_rows(
-    args: Sequence[Any], kwargs: Mapping[str, Any], path_of: Callable[[FedRows], str]
-) -> tuple[list[Any], dict[str, Any]]:
+    args: Sequence[object], kwargs: Mapping[str, object], path_of: Callable[[FedRows], str]
+) -> tuple[list[object], dict[str, object]]:
     """Replace each placeholder among the arguments by this rank's rows, in the file that `path_of` returns for it."""
 
-    def given(value: Any) -> Any:
+    def given(value: object) -> object:
         return open_rows(path_of(value)) if isinstance(value, FedRows) else value
 
     return [given(value) for value in args], {name: given(value) for name, value in kwargs.items()}

@@ -4,9 +4,9 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any, BinaryIO
+from typing import BinaryIO, TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -58,6 +58,15 @@ def gather_rows(
         return made
 
 
+class Share(TypedDict):
+    """The columns of a row of `SHARE_SCHEMA` that say where a share is."""
+
+    keeper: str
+    file: int
+    at: int
+    length: int
+
+
 class Keepers:
     """Keepers from which a rank's task copies: its own host's first, then others, in an order that differs by rank.
 
@@ -68,10 +77,10 @@ class Keepers:
         here = Kept.here(secret)
         self._known = {here.address: connections.enter_context(here)} if here is not None else {}
 
-    def copy(self, shares: Sequence[Mapping[str, Any]], out: BinaryIO, stop: Callable[[], bool]) -> None:
+    def copy(self, shares: Sequence[Share], out: BinaryIO, stop: Callable[[], bool]) -> None:
         """Copy `shares` to `out`, so that they follow each other there; ends early if `stop()` is true."""
         starts = itertools.accumulate((share["length"] for share in shares), initial=0)
-        by_keeper: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+        by_keeper: dict[str, list[tuple[int, Share]]] = {}
         for start, share in zip(starts, shares, strict=False):
             by_keeper.setdefault(share["keeper"], []).append((start, share))
         for address in self._in_order(by_keeper):

@@ -28,7 +28,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from farandole.errors import CacheError, FarandoleError
 from farandole.meeting.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted, listen
@@ -152,7 +152,7 @@ def main() -> None:
 
     The started process forks the keeper and ends as soon as it listens, so that the task that has started it need not
     wait longer, nor reap the keeper."""
-    settings: dict[str, Any] = json.load(sys.stdin)
+    settings: dict[str, str] = json.load(sys.stdin)
     secret, driver = bytes.fromhex(settings["secret"]), split_address(settings["driver"])
     local = socket.socket(socket.AF_UNIX)
     try:
