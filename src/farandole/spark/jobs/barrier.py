@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal, TypeVar
 
@@ -94,42 +94,53 @@ def run_barrier_job(
     tasks = _Tasks(fed if dataframe is None else [dataframe], interface, profile)
     attempts = Attempts(max_attempts, int(application.settings.get("spark.stage.maxConsecutiveAttempts", "4")))
 
-    def run_job() -> list[Row]:
-        host = _driver_host(spark, application, interface, patience)
-        require_slots(spark, num_proc, patience=patience, profile=profile, ranks_per_task=ranks_per_task)
-        secret, name = new_secret(), secrets.token_hex(4)
-        with (
-            application.job_group(f"farandole-{name}", description) as cancel,
-            counted_by_rows(tasks.dataframes) as restore_limit,
-            _listen(
-                host, secret, num_proc, show, attempts.watching(on_message),
-                job=_Job(application, attempts, cancel, restore_limit),
-            ) as driver_log,
-        ):  # fmt: skip
-            plan = TaskPlan(
-                job=name,
-                num_proc=num_proc,
-                ranks_per_task=ranks_per_task,
-                call=call,
-                env={**variables, "FARANDOLE_START_TIMEOUT": f"{patience.total_seconds()}s"},
-                threads_set="spark.executorEnv.OMP_NUM_THREADS" in application.settings,
-                driver_log=driver_log.address(host.name),
-                stream=verbosity == "all",
-                echo=not (verbosity == "all" and application.shares_terminal),  # each line once
-                keep_all=results == "all",
-                schemas=[arrow_schema(each).serialize().to_pybytes() for each in tasks.dataframes],
-                executable=executable,
-                start_timeout=patience,
-            )
-            with application.handed_over(plan, secret) as orders:
-                stage = _stage(spark, application, tasks, orders, plan)
-                if attempts.most > 1:
-                    stage = stage.repartition(1)  # Spark repeats only a stage whose output another stage reads
-                rows = _collect(stage, driver_log, attempts, cancel, ranks_per_task)
-            driver_log.drain(LEAVE)
-            return rows
+    draft = TaskPlan(
+        job="",
+        num_proc=num_proc,
+        ranks_per_task=ranks_per_task,
+        call=call,
+        env={**variables, "FARANDOLE_START_TIMEOUT": f"{patience.total_seconds()}s"},
+        threads_set="spark.executorEnv.OMP_NUM_THREADS" in application.settings,
+        driver_log="",
+        stream=verbosity == "all",
+        echo=not (verbosity == "all" and application.shares_terminal),  # each line once
+        keep_all=results == "all",
+        schemas=[],
+        executable=executable,
+        start_timeout=patience,
+    )
+    listen = functools.partial(_listen, num_proc, show, attempts.watching(on_message))
+    job = functools.partial(_run_job, spark, application, draft, tasks, attempts, listen, description)
+    return _values(attempts.run(job), num_proc)
 
-    return _values(attempts.run(run_job), num_proc)
+
+def _run_job(
+    spark: SparkSession,
+    application: Application,
+    draft: TaskPlan,
+    tasks: "_Tasks",
+    attempts: Attempts,
+    listen: Callable[[DriverHost, bytes, Job], DriverLog],
+    description: str,
+) -> list[Row]:
+    """Run one Spark job with the plan `draft`, completed, and wait until the driver has all messages of its tasks."""
+    host, each = _driver_host(spark, application, tasks.interface, draft.start_timeout), draft.ranks_per_task
+    require_slots(spark, draft.num_proc, patience=draft.start_timeout, profile=tasks.profile, ranks_per_task=each)
+    secret, name = new_secret(), secrets.token_hex(4)
+    with (
+        application.job_group(f"farandole-{name}", description) as cancel,
+        counted_by_rows(tasks.dataframes) as restore_limit,
+        listen(host, secret, _Job(application, attempts, cancel, restore_limit)) as driver_log,
+    ):
+        schemas = [arrow_schema(frame).serialize().to_pybytes() for frame in tasks.dataframes]
+        plan = replace(draft, job=name, driver_log=driver_log.address(host.name), schemas=schemas)
+        with application.handed_over(plan, secret) as orders:
+            stage = _stage(spark, application, tasks, orders, plan)
+            if attempts.most > 1:
+                stage = stage.repartition(1)  # Spark repeats only a stage whose output another stage reads
+            rows = _collect(stage, driver_log, attempts, cancel, each)
+        driver_log.drain(LEAVE)
+        return rows
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
@@ -192,7 +203,7 @@ def _driver_host(spark: SparkSession, application: Application, interface: str, 
 
 
 def _listen(
-    host: DriverHost, secret: bytes, num_proc: int, show: Show, on_message: OnMessage | None, *, job: Job
+    num_proc: int, show: Show, on_message: OnMessage | None, host: DriverHost, secret: bytes, job: Job
 ) -> DriverLog:
     try:
         return DriverLog(secret, num_proc, host=host.bind, show=show, on_message=on_message, job=job)
