@@ -1,4 +1,4 @@
-"""Checks of estimators' parameters. Each returns the value in its final type, or raises `ConfigError`."""
+"""Checks of estimators' parameters. Each returns the value in its final type, or raises `Refused`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -6,119 +6,110 @@ from typing import Any, cast
 import numpy as np
 from pyspark.resource import ResourceProfile
 
-from farandole.errors import ConfigError
 from farandole.estimators.backend import Backend
 from farandole.estimators.data_module import DataModule
+from farandole.estimators.history import EpochLogger
 from farandole.estimators.store import FilesystemStore
 
 
-def at_least(name: str, least: int) -> Callable[[object], int]:
+class Refused(Exception):
+    """A value is wrong, for the reason in the text. The parameter raises it as a `ConfigError`, with its name."""
+
+
+def anything(value: object) -> object:
+    """Accept any value."""
+    return value
+
+
+def at_least(least: int) -> Callable[[object], int]:
     """Return a check for whole numbers."""
 
     def check(value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(name, f"must be a whole number >= {least}, got {value!r}")
+            raise Refused(f"must be a whole number >= {least}, got {value!r}")
         return value
 
     return check
 
 
-def names_of_columns(name: str) -> Callable[[object], list[str]]:
-    """Return a check for lists of column names."""
-
-    def check(value: object) -> list[str]:
-        names = list(value) if isinstance(value, (list, tuple)) else []
-        if not names or not all(isinstance(each, str) for each in names):
-            raise ConfigError(name, f"must be a list of column names, got {value!r}")
-        return names
-
-    return check
+def names_of_columns(value: object) -> list[str]:
+    """Check a list of column names."""
+    names = list(value) if isinstance(value, (list, tuple)) else []
+    if not names or not all(isinstance(each, str) for each in names):
+        raise Refused(f"must be a list of column names, got {value!r}")
+    return names
 
 
-def flag(name: str) -> Callable[[object], bool]:
-    """Return a check for True and False."""
-
-    def check(value: object) -> bool:
-        if not isinstance(value, bool):
-            raise ConfigError(name, f"must be True or False, got {value!r}")
-        return value
-
-    return check
-
-
-def text(name: str) -> Callable[[object], str]:
-    """Return a check for strings."""
-
-    def check(value: object) -> str:
-        if not isinstance(value, str):
-            raise ConfigError(name, f"must be a text, got {value!r}")
-        return value
-
-    return check
-
-
-def data_module(value: object) -> Callable[..., Any]:
-    """Check a subclass of `DataModule`."""
-    if not isinstance(value, type) or not issubclass(value, DataModule):
-        raise ConfigError("data_module", f"must be a subclass of farandole.spark.data_module.DataModule, got {value!r}")
+def flag(value: object) -> bool:
+    """Check True and False."""
+    if not isinstance(value, bool):
+        raise Refused(f"must be True or False, got {value!r}")
     return value
 
 
-def loggers(value: object) -> list[Any]:
+def text(value: object) -> str:
+    """Check a string."""
+    if not isinstance(value, str):
+        raise Refused(f"must be a text, got {value!r}")
+    return value
+
+
+def data_module(value: object) -> Callable[..., object]:
+    """Check a subclass of `DataModule`."""
+    if not isinstance(value, type) or not issubclass(value, DataModule):
+        raise Refused(f"must be a subclass of farandole.spark.data_module.DataModule, got {value!r}")
+    return value
+
+
+def loggers(value: object) -> list[EpochLogger]:
     """Check a list of objects with `log_epoch`; one object counts as a list of one."""
-    given = list(value) if isinstance(value, (list, tuple)) else [value]
+    given = objects(value)
     for each in given:
         if not callable(getattr(each, "log_epoch", None)) or isinstance(each, type):
-            raise ConfigError("loggers", f"must be objects with a method log_epoch, got {each!r}")
-    return given
+            raise Refused(f"must be objects with a method log_epoch, got {each!r}")
+    return cast(list[EpochLogger], given)
 
 
-def objects(name: str) -> Callable[[object], list[Any]]:
-    """Return a check for lists; one object counts as a list of one."""
-
-    def check(value: object) -> list[Any]:
-        return list(value) if isinstance(value, (list, tuple)) else [value]
-
-    return check
+def objects(value: object) -> list[object]:
+    """Return a list; one object counts as a list of one."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def mapping(name: str) -> Callable[[object], dict[str, Any]]:
-    """Return a check for dicts with texts as keys."""
-
-    def check(value: object) -> dict[str, Any]:
-        if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
-            raise ConfigError(name, f"must be a dict with names as keys, got {value!r}")
-        return dict(value)
-
-    return check
+def mapping(value: object) -> dict[str, object]:
+    """Check a dict with texts as keys."""
+    if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
+        raise Refused(f"must be a dict with names as keys, got {value!r}")
+    return dict(value)
 
 
-def functions(name: str, arguments: str) -> Callable[[object], list[Callable[..., Any]]]:
+def functions(arguments: str) -> Callable[[object], list[Callable[..., Any]]]:
     """Return a check for functions of `arguments`, one or a list."""
 
     def check(value: object) -> list[Callable[..., Any]]:
-        given = objects(name)(value)
+        given = objects(value)
         if not all(callable(each) for each in given):
-            raise ConfigError(name, f"must be a function of {arguments}, or a list of them, got {value!r}")
-        return given
+            raise Refused(f"must be a function of {arguments}, or a list of them, got {value!r}")
+        return cast(list[Callable[..., Any]], given)
 
     return check
 
 
-def transformation(value: object) -> Callable[[dict[str, Any]], Any]:
-    """Check a function of one row."""
-    if not callable(value):
-        raise ConfigError("transformation_fn", f"must be a function of a row, which is a dict, got {value!r}")
-    return value
+def function(arguments: str) -> Callable[[object], Callable[..., object]]:
+    """Return a check for a function of `arguments`."""
+
+    def check(value: object) -> Callable[..., object]:
+        if not callable(value):
+            raise Refused(f"must be a function of {arguments}, got {value!r}")
+        return value
+
+    return check
 
 
-def edit_fields(value: object) -> list[tuple[Any, ...]]:
+def edit_fields(value: object) -> list[tuple[object, ...]]:
     """Check the columns that `transformation_fn` changes or adds: tuples, or fields of Petastorm."""
     fields = [tuple(each) for each in value] if isinstance(value, (list, tuple)) and _are_fields(value) else []
     if not fields or not all(_is_field(each) for each in fields):
-        raise ConfigError(
-            "transformation_edit_fields", f"must be a list of (name, NumPy type, shape, nullable), got {value!r}"
-        )
+        raise Refused(f"must be a list of (name, NumPy type, shape, nullable), got {value!r}")
     return fields
 
 
@@ -126,9 +117,9 @@ def _are_fields(value: Sequence[object]) -> bool:
     return all(isinstance(each, (list, tuple)) and len(each) >= 3 for each in value)
 
 
-def _is_field(field: tuple[Any, ...]) -> bool:
+def _is_field(field: tuple[object, ...]) -> bool:
     try:
-        np.dtype(field[1])
+        np.dtype(field[1])  # type: ignore[call-overload]  # raises an error for what is no type
     except TypeError:
         return False
     sizes = isinstance(field[2], (list, tuple)) and all(each is None or isinstance(each, int) for each in field[2])
@@ -139,18 +130,18 @@ def weights(value: object) -> list[float]:
     """Check the weights of losses."""
     given = list(value) if isinstance(value, (list, tuple)) else []
     if not given or not all(isinstance(each, (int, float)) and each >= 0 for each in given):
-        raise ConfigError("loss_weights", f"must be a list of numbers >= 0, got {value!r}")
+        raise Refused(f"must be a list of numbers >= 0, got {value!r}")
     return [float(each) for each in given]
 
 
-def shapes(name: str, of: str) -> Callable[[object], list[tuple[int, ...]]]:
+def shapes(of: str) -> Callable[[object], list[tuple[int, ...]]]:
     """Return a check for a list of shapes, one per `of`. It adds a missing -1 in front of a shape."""
 
     def check(value: object) -> list[tuple[int, ...]]:
         given = [tuple(each) for each in value] if isinstance(value, (list, tuple)) else []
         whole = [shape if shape[:1] == (-1,) else (-1, *shape) for shape in given if shape]
         if not given or len(whole) < len(given) or any(min(shape[1:], default=1) <= 0 for shape in whole):
-            raise ConfigError(name, f"must be one shape per {of}, -1 first, got {value!r}")
+            raise Refused(f"must be one shape per {of}, -1 first, got {value!r}")
         return whole
 
     return check
@@ -159,21 +150,15 @@ def shapes(name: str, of: str) -> Callable[[object], list[tuple[int, ...]]]:
 def backend(value: object) -> Backend:
     """Check a backend: an object with the methods of `Backend`."""
     if isinstance(value, type) or not all(callable(getattr(value, each, None)) for each in ("run", "num_processes")):
-        raise ConfigError(
-            "backend", f"must be a SparkBackend, or an object with the methods run and num_processes, got {value!r}"
-        )
+        raise Refused(f"must be a SparkBackend, or an object with the methods run and num_processes, got {value!r}")
     return cast(Backend, value)
 
 
-def profile(name: str) -> Callable[[object], ResourceProfile]:
-    """Return a check for resource profiles."""
-
-    def check(value: object) -> ResourceProfile:
-        if not isinstance(value, ResourceProfile):
-            raise ConfigError(name, f"must be what ResourceProfileBuilder().build gives, got {value!r}")
-        return value
-
-    return check
+def profile(value: object) -> ResourceProfile:
+    """Check a resource profile."""
+    if not isinstance(value, ResourceProfile):
+        raise Refused(f"must be what ResourceProfileBuilder().build gives, got {value!r}")
+    return value
 
 
 def validation(value: object) -> float | str:
@@ -182,18 +167,18 @@ def validation(value: object) -> float | str:
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
         return float(value)
-    raise ConfigError("validation", f"must be a fraction in [0, 1) or the name of a column, got {value!r}")
+    raise Refused(f"must be a fraction in [0, 1) or the name of a column, got {value!r}")
 
 
 def store(value: object) -> FilesystemStore:
     """Check a store."""
     if not isinstance(value, FilesystemStore):
-        raise ConfigError("store", f"must be what Store.create(...) returns, got {value!r}")
+        raise Refused(f"must be what Store.create(...) returns, got {value!r}")
     return value
 
 
 def verbose(value: object) -> int:
     """Check a level of output."""
     if value not in (0, 1, 2) or isinstance(value, bool):
-        raise ConfigError("verbose", f"must be 0 (quiet), 1 (progress) or 2 (all output of the ranks), got {value!r}")
-    return at_least("verbose", 0)(value)
+        raise Refused(f"must be 0 (quiet), 1 (progress) or 2 (all output of the ranks), got {value!r}")
+    return at_least(0)(value)

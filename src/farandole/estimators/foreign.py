@@ -1,20 +1,14 @@
 """Horovod's estimator parameters without an effect here. Setting one logs a warning; its getter returns the value."""
 
-import difflib
-import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyspark.ml.param import Params
-
-from farandole.errors import ConfigError
+from farandole.estimators.checked_params import CheckedParams
 from farandole.refusals import IGNORED_PARAMS
 
-__all__ = ["ForeignParams", "refuse_unknown"]
-
-log = logging.getLogger(__name__)
+__all__ = ["ForeignParams"]
 
 # Names in Horovod's setters and getters that differ from the parameter's own.
 _SPELLED: Mapping[str, str] = {
@@ -32,12 +26,10 @@ _DEFAULTS: Mapping[str, object] = {
 }
 
 
-class ForeignParams(Params):
+class ForeignParams(CheckedParams):
     """Base class of estimators that accept such parameters."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._foreign: Mapping[str, object] = {}
+    _foreign = dict[str, object]()  # noqa: RUF012  # replaced when a value is set, never changed
 
     if not TYPE_CHECKING:  # otherwise mypy would accept every attribute
 
@@ -50,16 +42,15 @@ class ForeignParams(Params):
                 return _Getter(self, parameter)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _take_others(self, others: Mapping[str, object], known: Iterable[str]) -> None:
+    def _take_others(self, others: Mapping[str, object]) -> None:
         """Keep arguments without an effect, and log a warning; raise one `ConfigError` that names all unknown ones."""
-        given = {name: value for name, value in others.items() if value is not None}
-        refuse_unknown(given, known)
-        self._foreign = {**self._foreign, **given}
+        super()._take_others(others)
+        self._foreign = {**self._foreign, **others}
 
 
 @dataclass(frozen=True, slots=True)
 class _Accessor:
-    owner: Any
+    owner: ForeignParams
     parameter: str
 
     @property
@@ -69,26 +60,12 @@ class _Accessor:
 
 
 class _Setter(_Accessor):
-    def __call__(self, value: object) -> Any:
-        self.owner._take_others({self.parameter: value}, ())
+    def __call__(self, value: object) -> ForeignParams:
+        if value is not None:
+            self.owner._take_others({self.parameter: value})
         return self.owner
 
 
 class _Getter(_Accessor):
     def __call__(self) -> object:
         return self.owner._foreign.get(self.parameter, _DEFAULTS.get(self.parameter))
-
-
-def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
-    """Log a warning for arguments without an effect; raise one `ConfigError` that names all unknown ones."""
-    known, names = sorted(known), sorted(names)
-    ignored = [name for name in names if name in IGNORED_PARAMS and name not in known]
-    unknown = [name for name in names if name not in ignored]
-    if unknown:
-        near = [difflib.get_close_matches(name, known, 1) for name in unknown]
-        meant = [each[0] for each in near if each]
-        hint = f"did you mean {', '.join(meant)}? " if meant else ""
-        raise ConfigError(", ".join(unknown), f"no such parameter; {hint}the parameters are {', '.join(known)}")
-    if ignored:
-        reasons = "; ".join(f"{name} ({IGNORED_PARAMS[name]})" for name in ignored)
-        log.warning("these parameters have no effect: %s", reasons)

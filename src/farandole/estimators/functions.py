@@ -22,7 +22,7 @@ def softmax(column: Column | str) -> Column:
     given = _column(column)
     # The largest logit is subtracted, so that no exponential overflows.
     powers = _with(
-        F.array_max(given), lambda most: F.transform(given, lambda each: F.exp((each - most).cast("double")))
+        F.array_max(given), lambda largest: F.transform(given, lambda each: F.exp((each - largest).cast("double")))
     )
 
     def shares(values: Column) -> Column:

@@ -12,19 +12,17 @@ from farandole.extras import importing
 with importing("farandole.spark.keras"):
     import keras
     import pandas as pd
-    from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame
 
     from farandole.estimators import checks
-    from farandole.estimators.backend import Backend
+    from farandole.estimators.checked_params import Parameter, optional, required, setter
     from farandole.estimators.estimator import DataFrameEstimator
     from farandole.estimators.folders import Folder
-    from farandole.estimators.history import NO_SCORES, EpochLogger
-    from farandole.estimators.params import check_together, param
+    from farandole.estimators.history import NO_SCORES
+    from farandole.estimators.params import check_together
     from farandole.estimators.persistence import PARAMETERS, dumped_parameters, loaded_parameters
     from farandole.estimators.predictions.batches import column_type
     from farandole.estimators.predictions.keras import KerasPredictor
-    from farandole.estimators.store import FilesystemStore
     from farandole.estimators.trainers.checkpoint import Checkpoint
     from farandole.estimators.trainers.keras.model import (
         Inputs,
@@ -52,29 +50,29 @@ _FILE, _CUSTOM = "model.keras", "custom_objects.pickle"
 def _model(value: object) -> Any:
     library = generation_of(value).library
     if not isinstance(value, library.Model):
-        raise ConfigError("model", f"must be a Model of Keras 3 or tf_keras, got {type(value).__name__}")
+        raise checks.Refused(f"must be a Model of Keras 3 or tf_keras, got {type(value).__name__}")
     if library is not keras and keras.config.backend() != "tensorflow":
-        raise ConfigError("model", f"is of tf_keras; set KERAS_BACKEND=tensorflow, not {keras.config.backend()}")
+        raise checks.Refused(f"is of tf_keras; set KERAS_BACKEND=tensorflow, not {keras.config.backend()}")
     return value
 
 
 def _optimizer(value: object) -> Any:
     made = keras.optimizers.get(value) if isinstance(value, str) else value  # raises an error for an unknown name
     if not isinstance(made, generation_of(made).KINDS):
-        raise ConfigError("optimizer", f"must be an optimizer of Keras or its name, got {type(value).__name__}")
+        raise checks.Refused(f"must be an optimizer of Keras or its name, got {type(value).__name__}")
     return value
 
 
 def _callbacks(value: object) -> list[Any]:
-    given = checks.objects("callbacks")(value)
+    given = checks.objects(value)
     if not all(isinstance(each, generation_of(each).library.callbacks.Callback) for each in given):
-        raise ConfigError("callbacks", f"must be a list of keras.callbacks.Callback, got {value!r}")
+        raise checks.Refused(f"must be a list of keras.callbacks.Callback, got {value!r}")
     return given
 
 
 def _checkpoint(value: object) -> Any:
     if not isinstance(value, generation_of(value).library.callbacks.ModelCheckpoint):
-        raise ConfigError("checkpoint_callback", f"must be a ModelCheckpoint, got {type(value).__name__}")
+        raise checks.Refused(f"must be a ModelCheckpoint, got {type(value).__name__}")
     return value
 
 
@@ -92,10 +90,10 @@ def _per_output(setting: str, value: object, model: Any) -> list[Any]:
 
 
 def _environment(value: object) -> dict[str, str]:
-    given = checks.mapping("backend_env")(value)
+    given = checks.mapping(value)
     if wrong := ", ".join(name for name, each in given.items() if not isinstance(each, str)):
-        raise ConfigError("backend_env", f"holds values that are not texts, of {wrong}; write them in quotes")
-    return given
+        raise checks.Refused(f"holds values that are not texts, of {wrong}; write them in quotes")
+    return {name: str(each) for name, each in given.items()}
 
 
 class KerasEstimator(DataFrameEstimator["KerasModel"]):
@@ -111,83 +109,13 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
 
     _kind = "keras"
 
-    model = param("model", "the keras.Model to train", _model)
-    optimizer = param("optimizer", "Keras optimizer, or its name; default: that of the compiled model", _optimizer)
-    loss = param(
-        "loss",
-        "Keras loss, its name, or a function: one for all labels, or one per label",
-        checks.objects("loss"),
+    model: Parameter[Any, Any] = Parameter("the keras.Model to train", _model)
+    setModel, getModel = required(model)
+
+    optimizer: Parameter[Any, Any] = Parameter(
+        "Keras optimizer, or its name; default: that of the compiled model", _optimizer
     )
-    metrics = param(
-        "metrics",
-        "Keras metrics, their names, or functions; with several labels a list per label",
-        checks.objects("metrics"),
-    )
-    callbacks = param("callbacks", "Keras callbacks, which run on every rank", _callbacks)
-    custom_objects = param(
-        "custom_objects", "classes and functions of the model, by name", checks.mapping("custom_objects")
-    )
-    checkpoint_callback = param("checkpoint_callback", "ModelCheckpoint that writes into the store", _checkpoint)
-    backend_env = param("backend_env", "environment variables for the ranks", _environment)
-
-    def __init__(
-        self,
-        *,
-        num_proc: int | None = None,
-        model: Any | None = None,
-        backend: Backend | None = None,
-        store: FilesystemStore | None = None,
-        custom_objects: Mapping[str, Any] | None = None,
-        optimizer: Any | None = None,
-        loss: Any | None = None,
-        loss_weights: Sequence[float] | None = None,
-        sample_weight_col: str | None = None,
-        gradient_compression: object | None = None,
-        metrics: Any | None = None,
-        feature_cols: Sequence[str] | None = None,
-        label_cols: Sequence[str] | None = None,
-        validation: float | str | None = None,
-        callbacks: Sequence[Any] | None = None,
-        batch_size: int | None = None,
-        val_batch_size: int | None = None,
-        epochs: int | None = None,
-        verbose: int | None = None,
-        random_seed: int | None = None,
-        shuffle: bool | None = None,
-        run_id: str | None = None,
-        train_steps_per_epoch: int | None = None,
-        validation_steps_per_epoch: int | None = None,
-        backward_passes_per_step: int | None = None,
-        label_shapes: Sequence[Sequence[int]] | None = None,
-        checkpoint_callback: Any | None = None,
-        backend_env: Mapping[str, str] | None = None,
-        transformation_fn: Callable[[dict[str, Any]], Any] | None = None,
-        transformation_edit_fields: Sequence[Sequence[Any]] | None = None,
-        transformation_removed_fields: Sequence[str] | None = None,
-        inmemory_cache_all: bool | None = None,
-        compress_sparse_cols: bool | None = None,
-        data_module: Callable[..., Any] | None = None,
-        use_gpu: bool | None = None,
-        max_attempts: int | None = None,
-        ranks_per_task: int | None = None,
-        resource_profile: ResourceProfile | None = None,
-        loggers: Sequence[EpochLogger] | None = None,
-        **others: object,
-    ) -> None:
-        """Set parameters by name. Parameters of horovod.spark without an effect here are ignored, with a warning."""
-        given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
-        super().__init__()
-        self._set(**{name: value for name, value in given.items() if value is not None})
-        self._take_others(others, given)
-
-    def setModel(self, value: Any) -> Self:
-        return self._set(model=value)
-
-    def getModel(self) -> Any:
-        return self._required(self.model)
-
-    def setOptimizer(self, value: Any) -> Self:
-        return self._set(optimizer=value)
+    setOptimizer = setter(optimizer)
 
     def getOptimizer(self) -> Any:
         given = self._value(self.optimizer)
@@ -195,10 +123,12 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
             return generation_of(self._value(self.model)).library.optimizers.get(given)
         return getattr(self.getModel(), "optimizer", None) if given is None else given
 
-    def setLoss(self, value: Any) -> Self:
-        return self._set(loss=value)
+    loss: Parameter[object, list[object]] = Parameter(
+        "Keras loss, its name, or a function: one for all labels, or one per label", checks.objects
+    )
+    setLoss = setter(loss)
 
-    def getLoss(self) -> list[Any]:
+    def getLoss(self) -> list[object]:
         given = self._value(self.loss)
         if given is None:
             given = getattr(self.getModel(), "loss", None)
@@ -213,35 +143,28 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
             given = getattr(compiled, "_user_loss_weights", None)
         return None if given is None else _per_output("loss_weights", given, model)
 
-    def setMetrics(self, value: Any) -> Self:
-        return self._set(metrics=value)
+    metrics: Parameter[object, list[object]] = Parameter(
+        "Keras metrics, their names, or functions; with several labels a list per label", checks.objects
+    )
+    setMetrics, getMetrics = optional(metrics, list)
 
-    def getMetrics(self) -> list[Any]:
-        return self._value(self.metrics) or []
+    callbacks: Parameter[Sequence[object], list[object]] = Parameter(
+        "Keras callbacks, which run on every rank", _callbacks
+    )
+    setCallbacks, getCallbacks = optional(callbacks, list)
 
-    def setCallbacks(self, value: Sequence[Any] | None) -> Self:
-        return self._set(callbacks=value)
+    custom_objects: Parameter[Mapping[str, object], dict[str, object]] = Parameter(
+        "classes and functions of the model, by name", checks.mapping
+    )
+    setCustomObjects, getCustomObjects = optional(custom_objects, dict)
 
-    def getCallbacks(self) -> list[Any]:
-        return self._value(self.callbacks) or []
+    checkpoint_callback: Parameter[Any, Any] = Parameter("ModelCheckpoint that writes into the store", _checkpoint)
+    setCheckpointCallback, getCheckpointCallback = optional(checkpoint_callback)
 
-    def setCustomObjects(self, value: Mapping[str, Any]) -> Self:
-        return self._set(custom_objects=value)
-
-    def getCustomObjects(self) -> dict[str, Any]:
-        return self._value(self.custom_objects) or {}
-
-    def setCheckpointCallback(self, value: Any) -> Self:
-        return self._set(checkpoint_callback=value)
-
-    def getCheckpointCallback(self) -> Any:
-        return self._value(self.checkpoint_callback)
-
-    def setBackendEnv(self, value: Mapping[str, str]) -> Self:
-        return self._set(backend_env=value)
-
-    def getBackendEnv(self) -> dict[str, str]:
-        return self._value(self.backend_env) or {}
+    backend_env: Parameter[Mapping[str, str], dict[str, str]] = Parameter(
+        "environment variables for the ranks", _environment
+    )
+    setBackendEnv, getBackendEnv = optional(backend_env, dict)
 
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
         # Keras' own pickles can be read only where custom classes are registered.
@@ -342,7 +265,7 @@ class KerasModel(DataFrameModel):
         run_id: str = "",
     ) -> None:
         super().__init__(feature_columns=feature_columns, label_columns=label_columns, history=history, run_id=run_id)
-        self._model, self._custom_objects = _model(model), dict(custom_objects or {})
+        self._model, self._custom_objects = KerasEstimator.model.checked(model), dict(custom_objects or {})
         self._outputs = None if outputs is None else [(dtype, [*shape]) for dtype, shape in outputs]
 
     def getModel(self) -> Any:
@@ -350,7 +273,7 @@ class KerasModel(DataFrameModel):
 
     def setModel(self, value: Any) -> Self:
         """Replace the model; the outputs of the new one may have other shapes."""
-        self._model, self._outputs = _model(value), None
+        self._model, self._outputs = KerasEstimator.model.checked(value), None
         return self
 
     def getCustomObjects(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import functools
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -15,13 +15,10 @@ from farandole.extras import importing
 with importing("farandole.spark.lightning"):
     import lightning_utilities  # noqa: F401  # a dependency of both packages of Lightning
     import torch
-    from pyspark.resource import ResourceProfile
 
-    from farandole.estimators.backend import Backend
     from farandole.estimators.history import NO_SCORES
     from farandole.estimators.lightning_params import LightningParams, check_package, check_trainer_args
     from farandole.estimators.params import check_together
-    from farandole.estimators.store import FilesystemStore
     from farandole.estimators.torch import TorchEstimator, TorchModel, check_device
     from farandole.estimators.trainers.checkpoint import Checkpoint
     from farandole.estimators.trainers.lightning.data import Tensors
@@ -29,9 +26,7 @@ with importing("farandole.spark.lightning"):
     from farandole.estimators.trainers.lightning.plain import Losses
     from farandole.estimators.trainers.lightning.training import LightningJob, train
     from farandole.estimators.trainers.run import RunPlan
-    from farandole.estimators.trainers.torch.losses import Loss
     from farandole.estimators.trainers.torch.tensors import dtype_of
-    from farandole.estimators.trainers.torch.training import Metric
     from farandole.lightning.packages import PACKAGES, package_of
 
 __all__ = ["LightningEstimator", "LightningModel"]
@@ -52,59 +47,6 @@ class LightningEstimator(LightningParams, TorchEstimator):
     """
 
     _kind = "lightning"
-
-    def __init__(
-        self,
-        *,
-        num_proc: int | None = None,
-        model: torch.nn.Module | None = None,
-        backend: Backend | None = None,
-        store: FilesystemStore | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-        loss: Loss | Sequence[Loss] | None = None,
-        loss_constructors: Callable[..., Loss] | Sequence[Callable[..., Loss]] | None = None,
-        metrics: Sequence[Metric] | None = None,
-        loss_weights: Sequence[float] | None = None,
-        sample_weight_col: str | None = None,
-        gradient_compression: object | None = None,
-        feature_cols: Sequence[str] | None = None,
-        input_shapes: Sequence[Sequence[int]] | None = None,
-        validation: float | str | None = None,
-        label_cols: Sequence[str] | None = None,
-        label_shapes: Sequence[Sequence[int]] | None = None,
-        callbacks: Sequence[Any] | None = None,
-        batch_size: int | None = None,
-        val_batch_size: int | None = None,
-        epochs: int | None = None,
-        verbose: int | None = None,
-        random_seed: int | None = None,
-        shuffle: bool | None = None,
-        run_id: str | None = None,
-        train_steps_per_epoch: int | None = None,
-        validation_steps_per_epoch: int | None = None,
-        backward_passes_per_step: int | None = None,
-        trainer_args: Mapping[str, Any] | None = None,
-        num_gpus: int | None = None,
-        logger: Any | None = None,
-        log_every_n_steps: int | None = None,
-        data_module: Callable[..., Any] | None = None,
-        loader_num_epochs: int | None = None,
-        terminate_on_nan: bool | None = None,
-        profiler: Any | None = None,
-        debug_data_loader: bool | None = None,
-        train_async_data_loader_queue_size: float | None = None,
-        val_async_data_loader_queue_size: float | None = None,
-        max_attempts: int | None = None,
-        ranks_per_task: int | None = None,
-        resource_profile: ResourceProfile | None = None,
-        **others: object,
-    ) -> None:
-        """Set parameters by name. Parameters of horovod.spark without an effect here are ignored, with a warning."""
-        given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
-        super().__init__()
-        given |= {name: others.pop(name) for name in list(others) if self.hasParam(name)}
-        self._set(**{name: value for name, value in given.items() if value is not None})
-        self._take_others(others, given)
 
     @property
     def _package(self) -> ModuleType:

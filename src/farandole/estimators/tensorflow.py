@@ -17,10 +17,10 @@ with importing("farandole.spark.tensorflow"):
     from pyspark.sql import DataFrame
 
     from farandole.estimators import checks
+    from farandole.estimators.checked_params import CheckedParams, Parameter, optional, required
     from farandole.estimators.feed import plan_feed
     from farandole.estimators.folders import Folder
-    from farandole.estimators.foreign import refuse_unknown
-    from farandole.estimators.params import CheckedParams, param
+    from farandole.estimators.params import EstimatorParams
     from farandole.estimators.persistence import PARAMETERS, Saved, dumped_parameters, loaded_parameters
     from farandole.estimators.run_lock import RunLock
     from farandole.estimators.store import FilesystemStore, Store
@@ -38,11 +38,9 @@ with importing("farandole.spark.tensorflow"):
 __all__ = ["HorovodEstimator", "TFInputGraph", "TFTransformer"]
 
 
-def _function(value: object) -> Any:
+def _function(value: object) -> Callable[..., Any]:
     if not callable(value):  # a Keras model is callable, too
-        raise ConfigError(
-            "modelFn", f"must be a function of (features, labels, mode, params) or a keras.Model, got {value!r}"
-        )
+        raise checks.Refused(f"must be a function of (features, labels, mode, params) or a keras.Model, got {value!r}")
     return value
 
 
@@ -53,19 +51,19 @@ def _is_model(value: object) -> bool:
 
 
 def _features(value: object) -> dict[str, str]:
-    given = checks.mapping("featureMapping")(value)
-    keys = list(given.values())
-    if not given or not all(isinstance(each, str) for each in keys) or len(set(keys)) < len(keys):
-        raise ConfigError("featureMapping", f"must map columns to distinct keys of features, got {value!r}")
-    return given
+    given = checks.mapping(value)
+    keys = [each for each in given.values() if isinstance(each, str)]
+    if not given or len(set(keys)) < len(given):
+        raise checks.Refused(f"must map columns to distinct keys of features, got {value!r}")
+    return dict(zip(given, keys, strict=True))
 
 
 def _folder(value: object) -> str:
-    given = checks.text("modelDir")(value)
+    given = checks.text(value)
     # Names of folders may hold "@" and ":". The scheme may be a chain, as "simplecache::sftp".
     url = urlsplit("" if given.startswith("file:") else f"//{given.partition('://')[2]}")
     if url.password is not None or mask(f"?{url.query}") != f"?{url.query}":
-        raise ConfigError("modelDir", f"{mask(given)!r} holds credentials; give them by the environment instead")
+        raise checks.Refused(f"{mask(given)!r} holds credentials; give them by the environment instead")
     store = FilesystemStore(given)
     # Ranks have other working directories. The URL of a remote folder stays whole: it names host and account.
     return local_path(store) if store.is_local else given
@@ -73,7 +71,7 @@ def _folder(value: object) -> str:
 
 def _seconds(value: object) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
-        raise ConfigError("saveCheckpointsSecs", f"must be a number of seconds > 0, got {value!r}")
+        raise checks.Refused(f"must be a number of seconds > 0, got {value!r}")
     return float(value)
 
 
@@ -96,154 +94,58 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
     `modelDir`; it trains nothing if that has `maxSteps` steps.
     """
 
-    modelFn = param("modelFn", "function of (features, labels, mode, params[, config])", _function)
-    featureMapping = param("featureMapping", "column -> key in features", _features)
-    modelDir = param("modelDir", "folder or URL of checkpoints, event files and exports", _folder)
-    labelCol = param("labelCol", "column of labels", checks.text("labelCol"))
-    batchSize = param("batchSize", "rows per step and rank", checks.at_least("batchSize", 1))
-    maxSteps = param("maxSteps", "steps of all fits together", checks.at_least("maxSteps", 1))
-    isValidationCol = param("isValidationCol", "boolean column; its true rows validate", checks.text("isValidationCol"))
-    modelFnParams = param("modelFnParams", "argument params of the model function", checks.mapping("modelFnParams"))
-    saveCheckpointsSecs = param("saveCheckpointsSecs", "seconds between checkpoints; default: 600", _seconds)
-    numProc = param("numProc", "number of ranks; default: one per slot of Spark", checks.at_least("numProc", 1))
-    seed = param(
-        "seed", "seed of the order of rows and of TensorFlow's operations; default: 0", checks.at_least("seed", 0)
+    modelFn: Parameter[Callable[..., Any], Callable[..., Any]] = Parameter(
+        "function of (features, labels, mode, params[, config])", _function
     )
-    maxAttempts = param(
-        "maxAttempts",
-        "attempts of one fit, the first one included; 1: the first failure ends it",
-        checks.at_least("maxAttempts", 1),
+    setModelFn, getModelFn = required(modelFn)
+
+    featureMapping: Parameter[Mapping[str, str], dict[str, str]] = Parameter("column -> key in features", _features)
+    setFeatureMapping, getFeatureMapping = required(featureMapping)
+
+    modelDir: Parameter[str, str] = Parameter("folder or URL of checkpoints, event files and exports", _folder)
+    setModelDir, getModelDir = required(modelDir)
+
+    labelCol: Parameter[str, str] = Parameter("column of labels", checks.text)
+    setLabelCol, getLabelCol = required(labelCol)
+
+    batchSize: Parameter[int, int] = Parameter("rows per step and rank", checks.at_least(1), default=32)
+    setBatchSize, getBatchSize = required(batchSize)
+
+    maxSteps: Parameter[int, int] = Parameter("steps of all fits together", checks.at_least(1))
+    setMaxSteps, getMaxSteps = required(maxSteps)
+
+    isValidationCol: Parameter[str, str] = Parameter("boolean column; its true rows validate", checks.text)
+    setIsValidationCol, getIsValidationCol = optional(isValidationCol)
+
+    modelFnParams: Parameter[Mapping[str, object], dict[str, object]] = Parameter(
+        "argument params of the model function", checks.mapping, default={}
     )
-    ranksPerTask = param(
-        "ranksPerTask",
-        "ranks of each Spark task; they divide its GPUs among themselves",
-        checks.at_least("ranksPerTask", 1),
+    setModelFnParams, getModelFnParams = required(modelFnParams)
+
+    saveCheckpointsSecs: Parameter[float, float] = Parameter("seconds between checkpoints", _seconds, default=600.0)
+    setSaveCheckpointsSecs, getSaveCheckpointsSecs = required(saveCheckpointsSecs)
+
+    numProc: Parameter[int, int] = Parameter("number of ranks; default: one per slot of Spark", checks.at_least(1))
+    setNumProc, getNumProc = optional(numProc)
+
+    seed: Parameter[int, int] = Parameter(
+        "seed of the order of rows and of TensorFlow's operations", checks.at_least(0), default=0
     )
-    resourceProfile = param(
-        "resourceProfile",
-        "resources of each task; default: those of Spark's configuration",
-        checks.profile("resourceProfile"),
+    setSeed, getSeed = required(seed)
+
+    maxAttempts: Parameter[int, int] = Parameter(EstimatorParams.max_attempts.doc, checks.at_least(1), default=4)
+    setMaxAttempts, getMaxAttempts = required(maxAttempts)
+
+    ranksPerTask: Parameter[int, int] = Parameter(EstimatorParams.ranks_per_task.doc, checks.at_least(1), default=1)
+    setRanksPerTask, getRanksPerTask = required(ranksPerTask)
+
+    resourceProfile: Parameter[ResourceProfile, ResourceProfile] = Parameter(
+        EstimatorParams.resource_profile.doc, checks.profile
     )
-    verbose = param("verbose", "0 quiet, 1 progress, 2 all output of the ranks as well", checks.verbose)
+    setResourceProfile, getResourceProfile = optional(resourceProfile)
 
-    def __init__(
-        self,
-        *,
-        modelFn: Callable[..., Any] | None = None,
-        featureMapping: Mapping[str, str] | None = None,
-        modelDir: str | None = None,
-        labelCol: str | None = None,
-        batchSize: int = 32,
-        maxSteps: int | None = None,
-        isValidationCol: str | None = None,
-        modelFnParams: Mapping[str, Any] | None = None,
-        saveCheckpointsSecs: float | None = None,
-        numProc: int | None = None,
-        seed: int | None = None,
-        maxAttempts: int | None = None,
-        ranksPerTask: int | None = None,
-        resourceProfile: ResourceProfile | None = None,
-        verbose: int | None = None,
-        **others: object,
-    ) -> None:
-        """Set parameters by name; raises `ConfigError` for unknown names."""
-        given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
-        super().__init__()
-        self._setDefault(batchSize=32, modelFnParams={}, saveCheckpointsSecs=600.0, seed=0, maxAttempts=4, verbose=1)
-        self._setDefault(ranksPerTask=1)
-        self._set(**{name: value for name, value in given.items() if value is not None})
-        refuse_unknown({name for name, value in others.items() if value is not None}, given)
-
-    def setModelFn(self, value: Callable[..., Any]) -> Self:
-        return self._set(modelFn=value)
-
-    def getModelFn(self) -> Callable[..., Any]:
-        given: Callable[..., Any] = self._required(self.modelFn)
-        return given
-
-    def setFeatureMapping(self, value: Mapping[str, str]) -> Self:
-        return self._set(featureMapping=value)
-
-    def getFeatureMapping(self) -> dict[str, str]:
-        return self._required(self.featureMapping)
-
-    def setModelDir(self, value: str) -> Self:
-        return self._set(modelDir=value)
-
-    def getModelDir(self) -> str:
-        return self._required(self.modelDir)
-
-    def setLabelCol(self, value: str) -> Self:
-        return self._set(labelCol=value)
-
-    def getLabelCol(self) -> str:
-        return self._required(self.labelCol)
-
-    def setBatchSize(self, value: int) -> Self:
-        return self._set(batchSize=value)
-
-    def getBatchSize(self) -> int:
-        return self._required(self.batchSize)
-
-    def setMaxSteps(self, value: int) -> Self:
-        return self._set(maxSteps=value)
-
-    def getMaxSteps(self) -> int:
-        return self._required(self.maxSteps)
-
-    def setIsValidationCol(self, value: str | None) -> Self:
-        return self._set(isValidationCol=value)
-
-    def getIsValidationCol(self) -> str | None:
-        return self._value(self.isValidationCol)
-
-    def setModelFnParams(self, value: Mapping[str, Any]) -> Self:
-        return self._set(modelFnParams=value)
-
-    def getModelFnParams(self) -> dict[str, Any]:
-        return self._required(self.modelFnParams)
-
-    def setSaveCheckpointsSecs(self, value: float) -> Self:
-        return self._set(saveCheckpointsSecs=value)
-
-    def getSaveCheckpointsSecs(self) -> float:
-        return self._required(self.saveCheckpointsSecs)
-
-    def setNumProc(self, value: int | None) -> Self:
-        return self._set(numProc=value)
-
-    def getNumProc(self) -> int | None:
-        return self._value(self.numProc)
-
-    def setSeed(self, value: int) -> Self:
-        return self._set(seed=value)
-
-    def getSeed(self) -> int:
-        return self._required(self.seed)
-
-    def setMaxAttempts(self, value: int) -> Self:
-        return self._set(maxAttempts=value)
-
-    def getMaxAttempts(self) -> int:
-        return self._required(self.maxAttempts)
-
-    def setRanksPerTask(self, value: int) -> Self:
-        return self._set(ranksPerTask=value)
-
-    def getRanksPerTask(self) -> int:
-        return self._required(self.ranksPerTask)
-
-    def setResourceProfile(self, value: ResourceProfile | None) -> Self:
-        return self._set(resourceProfile=value)
-
-    def getResourceProfile(self) -> ResourceProfile | None:
-        return self._value(self.resourceProfile)
-
-    def setVerbose(self, value: int) -> Self:
-        return self._set(verbose=value)
-
-    def getVerbose(self) -> int:
-        return self._required(self.verbose)
+    verbose: Parameter[int, int] = Parameter(EstimatorParams.verbose.doc, checks.verbose, default=1)
+    setVerbose, getVerbose = required(verbose)
 
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
         given = self._value(self.modelFn)

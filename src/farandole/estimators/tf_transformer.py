@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from pyspark.ml import Transformer
-from pyspark.ml.param import Param, Params
 from pyspark.sql import DataFrame
 
 from farandole.errors import ConfigError, DataError
+from farandole.estimators.checked_params import CheckedParams, Parameter, required
+from farandole.estimators.checks import Refused
 from farandole.estimators.feed import check_columns
 from farandole.estimators.folders import Folder
-from farandole.estimators.params import param
 from farandole.estimators.persistence import Saved
 from farandole.estimators.predictions.tensorflow import GraphPredictor, output_type
 from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph, Port, freeze, freeze_signature
@@ -106,21 +106,18 @@ class TFInputGraph:
 
 def _graph(value: object) -> TFInputGraph:
     if not isinstance(value, TFInputGraph):
-        raise ConfigError("tfInputGraph", f"must be a TFInputGraph, got {type(value).__name__}")
+        raise Refused(f"must be a TFInputGraph, got {type(value).__name__}")
     return value
 
 
-def _names(name: str) -> Any:
-    def check(value: object) -> dict[str, str]:
-        pairs = list(value.items()) if isinstance(value, Mapping) else []
-        if not pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
-            raise ConfigError(name, f"must be a dict of names, got {value!r}")
-        return dict(pairs)
-
-    return check
+def _names(value: object) -> dict[str, str]:
+    pairs = list(value.items()) if isinstance(value, Mapping) else []
+    if not pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise Refused(f"must be a dict of names, got {value!r}")
+    return dict(pairs)
 
 
-class TFTransformer(Transformer, Saved):
+class TFTransformer(Transformer, CheckedParams, Saved):
     """Applies a graph to a DataFrame's rows: keeps all columns, and adds one for each entry of `outputMapping`.
 
     `inputMapping` maps columns to tensors or names of the graph's inputs, `outputMapping` tensors or names of its
@@ -128,9 +125,14 @@ class TFTransformer(Transformer, Saved):
     columns, without a job.
     """
 
-    inputMapping = param("inputMapping", "column -> input", _names("inputMapping"))
-    outputMapping = param("outputMapping", "output -> new column", _names("outputMapping"))
-    tfInputGraph = Param(Params._dummy(), "tfInputGraph", "TFInputGraph to apply", typeConverter=_graph)
+    tfInputGraph: Parameter[TFInputGraph, TFInputGraph] = Parameter("TFInputGraph to apply", _graph)
+    setTfInputGraph, getTfInputGraph = required(tfInputGraph)
+
+    inputMapping: Parameter[Mapping[str, str], dict[str, str]] = Parameter("column -> input", _names)
+    setInputMapping, getInputMapping = required(inputMapping)
+
+    outputMapping: Parameter[Mapping[str, str], dict[str, str]] = Parameter("output -> new column", _names)
+    setOutputMapping, getOutputMapping = required(outputMapping)
 
     def __init__(
         self,
@@ -141,30 +143,9 @@ class TFTransformer(Transformer, Saved):
         tfHParms: object | None = None,
     ) -> None:
         """Set parameters by name; raises `ConfigError` for `tfHParms`, which needs TensorFlow 1's `contrib`."""
-        super().__init__()
         if tfHParms is not None:
             raise ConfigError("tfHParms", "is an HParams of tf.contrib, which TensorFlow 2 does not have; leave it out")
-        given = {"tfInputGraph": tfInputGraph, "inputMapping": inputMapping, "outputMapping": outputMapping}
-        self._set(**{name: value for name, value in given.items() if value is not None})
-
-    def setTfInputGraph(self, value: TFInputGraph) -> Self:
-        return self._set(tfInputGraph=value)
-
-    def getTfInputGraph(self) -> TFInputGraph:
-        graph: TFInputGraph = self.getOrDefault(self.tfInputGraph)
-        return graph
-
-    def setInputMapping(self, value: Mapping[str, str]) -> Self:
-        return self._set(inputMapping=value)
-
-    def getInputMapping(self) -> dict[str, str]:
-        return dict(self.getOrDefault(self.inputMapping))
-
-    def setOutputMapping(self, value: Mapping[str, str]) -> Self:
-        return self._set(outputMapping=value)
-
-    def getOutputMapping(self) -> dict[str, str]:
-        return dict(self.getOrDefault(self.outputMapping))
+        super().__init__(tfInputGraph=tfInputGraph, inputMapping=inputMapping, outputMapping=outputMapping)
 
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
         frozen = self.getTfInputGraph().frozen

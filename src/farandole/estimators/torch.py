@@ -14,18 +14,16 @@ from farandole.extras import importing
 with importing("farandole.spark.torch"):
     import pandas as pd
     import torch
-    from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame
 
     from farandole.estimators import checks
-    from farandole.estimators.backend import Backend
+    from farandole.estimators.checked_params import Parameter, optional, required
     from farandole.estimators.estimator import DataFrameEstimator
     from farandole.estimators.folders import Folder
-    from farandole.estimators.history import NO_SCORES, EpochLogger
-    from farandole.estimators.params import check_together, param
+    from farandole.estimators.history import NO_SCORES
+    from farandole.estimators.params import check_together
     from farandole.estimators.predictions.batches import column_type
     from farandole.estimators.predictions.torch import Predictor
-    from farandole.estimators.store import FilesystemStore
     from farandole.estimators.trainers.checkpoint import Checkpoint
     from farandole.estimators.trainers.run import RunPlan
     from farandole.estimators.trainers.torch.callbacks import METHODS
@@ -42,32 +40,22 @@ _FILE = "model.pt"  # of a saved TorchModel; torch.load reads it
 
 def _model(value: object) -> torch.nn.Module:
     if not isinstance(value, torch.nn.Module):
-        raise ConfigError("model", f"must be a torch.nn.Module, got {type(value).__name__}")
+        raise checks.Refused(f"must be a torch.nn.Module, got {type(value).__name__}")
     return value
 
 
 def _optimizer(value: object) -> torch.optim.Optimizer:
     if not isinstance(value, torch.optim.Optimizer):
-        raise ConfigError("optimizer", f"must be a torch.optim.Optimizer, got {type(value).__name__}")
+        raise checks.Refused(f"must be a torch.optim.Optimizer, got {type(value).__name__}")
     return value
 
 
-def _minibatch(value: object) -> TrainMinibatch:
-    if not callable(value):
-        raise ConfigError(
-            "train_minibatch_fn",
-            "must be a function of (model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights), got "
-            f"{value!r}",
-        )
-    return value
-
-
-def _callbacks(value: object) -> list[Any]:
-    given = checks.objects("callbacks")(value)
+def _callbacks(value: object) -> list[object]:
+    given = checks.objects(value)
     for each in given:
         if not callable(each) and not any(hasattr(each, method) for method in METHODS):
-            raise ConfigError(
-                "callbacks", f"must be functions of (epoch, values) or have one of {', '.join(METHODS)}, got {each!r}"
+            raise checks.Refused(
+                f"must be functions of (epoch, values) or have one of {', '.join(METHODS)}, got {each!r}"
             )
     return given
 
@@ -98,132 +86,47 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
 
     _kind = "pytorch"
 
-    model = param("model", "the torch.nn.Module to train", _model)
-    optimizer = param("optimizer", "torch.optim optimizer, made from the model's parameters", _optimizer)
-    loss = param(
-        "loss",
-        "function of (output, label): one for all labels, or one per label",
-        checks.functions("loss", "(output, label)"),
+    model: Parameter[torch.nn.Module, torch.nn.Module] = Parameter("the torch.nn.Module to train", _model)
+    setModel, getModel = required(model)
+
+    optimizer: Parameter[torch.optim.Optimizer, torch.optim.Optimizer] = Parameter(
+        "torch.optim optimizer, made from the model's parameters", _optimizer
     )
-    loss_constructors = param(
-        "loss_constructors",
-        "functions that make the losses on each rank, in place of loss",
-        checks.functions("loss_constructors", "any of model, torch, hvd, train_rows, val_rows"),
+    setOptimizer, getOptimizer = required(optimizer)
+
+    loss: Parameter[Loss | Sequence[Loss], list[Loss]] = Parameter(
+        "function of (output, label): one for all labels, or one per label", checks.functions("(output, label)")
     )
-    train_minibatch_fn = param(
-        "train_minibatch_fn", "function that trains on one batch, in place of the usual step", _minibatch
+    setLoss, getLoss = required(loss)
+
+    loss_constructors: Parameter[Callable[..., Loss] | Sequence[Callable[..., Loss]], list[Callable[..., Loss]]] = (
+        Parameter(
+            "functions that make the losses on each rank, in place of loss",
+            checks.functions("any of model, torch, hvd, train_rows, val_rows"),
+        )
     )
-    callbacks = param("callbacks", "functions of (epoch, values), or objects with Keras' methods", _callbacks)
-    metrics = param(
-        "metrics",
-        "functions of (output, label) whose values are reported",
-        checks.functions("metrics", "(output, label)"),
+    setLossConstructors, getLossConstructors = optional(loss_constructors)
+
+    train_minibatch_fn: Parameter[TrainMinibatch, TrainMinibatch] = Parameter(
+        "function that trains on one batch, in place of the usual step",
+        checks.function("(model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights)"),
     )
-    input_shapes = param(
-        "input_shapes",
-        "shape of each input, -1 first; (rows,) or (rows, length)",
-        checks.shapes("input_shapes", "feature column"),
+    setTrainMinibatchFn, getTrainMinibatchFn = optional(train_minibatch_fn)
+
+    callbacks: Parameter[Sequence[object], list[object]] = Parameter(
+        "functions of (epoch, values), or objects with Keras' methods", _callbacks
     )
+    setCallbacks, getCallbacks = optional(callbacks, list)
 
-    def __init__(
-        self,
-        *,
-        num_proc: int | None = None,
-        model: torch.nn.Module | None = None,
-        backend: Backend | None = None,
-        store: FilesystemStore | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-        loss: Loss | Sequence[Loss] | None = None,
-        loss_constructors: Callable[..., Loss] | Sequence[Callable[..., Loss]] | None = None,
-        train_minibatch_fn: TrainMinibatch | None = None,
-        callbacks: Sequence[Any] | None = None,
-        metrics: Sequence[Metric] | None = None,
-        loss_weights: Sequence[float] | None = None,
-        sample_weight_col: str | None = None,
-        gradient_compression: object | None = None,
-        feature_cols: Sequence[str] | None = None,
-        input_shapes: Sequence[Sequence[int]] | None = None,
-        validation: float | str | None = None,
-        label_cols: Sequence[str] | None = None,
-        label_shapes: Sequence[Sequence[int]] | None = None,
-        batch_size: int | None = None,
-        val_batch_size: int | None = None,
-        epochs: int | None = None,
-        verbose: int | None = None,
-        random_seed: int | None = None,
-        shuffle: bool | None = None,
-        run_id: str | None = None,
-        train_steps_per_epoch: int | None = None,
-        validation_steps_per_epoch: int | None = None,
-        backward_passes_per_step: int | None = None,
-        transformation_fn: Callable[[dict[str, Any]], Any] | None = None,
-        transformation_edit_fields: Sequence[Sequence[Any]] | None = None,
-        transformation_removed_fields: Sequence[str] | None = None,
-        inmemory_cache_all: bool | None = None,
-        compress_sparse_cols: bool | None = None,
-        data_module: Callable[..., Any] | None = None,
-        use_gpu: bool | None = None,
-        max_attempts: int | None = None,
-        ranks_per_task: int | None = None,
-        resource_profile: ResourceProfile | None = None,
-        loggers: Sequence[EpochLogger] | None = None,
-        **others: object,
-    ) -> None:
-        """Set parameters by name. Parameters of horovod.spark without an effect here are ignored, with a warning."""
-        given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
-        super().__init__()
-        self._set(**{name: value for name, value in given.items() if value is not None})
-        self._take_others(others, given)
+    metrics: Parameter[Sequence[Metric], list[Metric]] = Parameter(
+        "functions of (output, label) whose values are reported", checks.functions("(output, label)")
+    )
+    setMetrics, getMetrics = optional(metrics, list)
 
-    def setModel(self, value: torch.nn.Module) -> Self:
-        return self._set(model=value)
-
-    def getModel(self) -> torch.nn.Module:
-        return self._required(self.model)
-
-    def setOptimizer(self, value: torch.optim.Optimizer) -> Self:
-        return self._set(optimizer=value)
-
-    def getOptimizer(self) -> torch.optim.Optimizer:
-        return self._required(self.optimizer)
-
-    def setLoss(self, value: Loss | Sequence[Loss]) -> Self:
-        return self._set(loss=value)
-
-    def getLoss(self) -> list[Loss]:
-        return self._required(self.loss)
-
-    def setLossConstructors(self, value: Callable[..., Loss] | Sequence[Callable[..., Loss]] | None) -> Self:
-        return self._set(loss_constructors=value)
-
-    def getLossConstructors(self) -> list[Callable[..., Loss]] | None:
-        return self._value(self.loss_constructors)
-
-    def setTrainMinibatchFn(self, value: TrainMinibatch | None) -> Self:
-        return self._set(train_minibatch_fn=value)
-
-    def getTrainMinibatchFn(self) -> TrainMinibatch | None:
-        return self._value(self.train_minibatch_fn)
-
-    def setCallbacks(self, value: Sequence[Any] | None) -> Self:
-        return self._set(callbacks=value)
-
-    def getCallbacks(self) -> list[Any]:
-        callbacks = self._value(self.callbacks)
-        return [] if callbacks is None else callbacks
-
-    def setMetrics(self, value: Sequence[Metric]) -> Self:
-        return self._set(metrics=value)
-
-    def getMetrics(self) -> list[Metric]:
-        metrics = self._value(self.metrics)
-        return [] if metrics is None else [*metrics]
-
-    def setInputShapes(self, value: Sequence[Sequence[int]] | None) -> Self:
-        return self._set(input_shapes=value)
-
-    def getInputShapes(self) -> list[tuple[int, ...]] | None:
-        return self._value(self.input_shapes)
+    input_shapes: Parameter[Sequence[Sequence[int]], list[tuple[int, ...]]] = Parameter(
+        "shape of each input, -1 first; (rows,) or (rows, length)", checks.shapes("feature column")
+    )
+    setInputShapes, getInputShapes = optional(input_shapes)
 
     def _losses(self) -> list[Callable[..., Any]]:
         """Return the losses, or the functions that make them."""
@@ -336,8 +239,8 @@ class TorchModel(DataFrameModel):
         run_id: str | None = None,
     ) -> None:
         super().__init__(feature_columns=feature_columns, label_columns=label_columns, history=history, run_id=run_id)
-        self._model = _model(model)
-        self._shapes = None if input_shapes is None else checks.shapes("input_shapes", "feature column")(input_shapes)
+        self._model = TorchEstimator.model.checked(model)
+        self._shapes = None if input_shapes is None else TorchEstimator.input_shapes.checked(input_shapes)
         self._outputs = None if outputs is None else [(dtype, [*shape]) for dtype, shape in outputs]
 
     def getModel(self) -> torch.nn.Module:
@@ -345,7 +248,7 @@ class TorchModel(DataFrameModel):
 
     def setModel(self, value: torch.nn.Module) -> Self:
         """Replace the model; the outputs of the new one may have other shapes."""
-        self._model, self._outputs = _model(value), None
+        self._model, self._outputs = TorchEstimator.model.checked(value), None
         return self
 
     def getHistory(self) -> list[dict[str, object]]:

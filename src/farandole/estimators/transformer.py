@@ -8,14 +8,14 @@ import pandas as pd
 from pyspark.ml import Model
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import VectorUDT
-from pyspark.ml.param import Param, Params
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import StructType
 
 from farandole.errors import DataError
-from farandole.estimators.checks import names_of_columns
+from farandole.estimators.checked_params import CheckedParams, Parameter, required
+from farandole.estimators.checks import names_of_columns, objects
 from farandole.estimators.feed import as_numbers, check_columns
 from farandole.estimators.folders import Folder
 from farandole.estimators.history import History
@@ -25,23 +25,25 @@ from farandole.spark.jobs.interpreter import use_own_interpreter
 _PREDICTED = "__farandole_predicted"
 
 
-class DataFrameModel(Model, Saved):
+class DataFrameModel(Model, CheckedParams, Saved):
     """The result of an estimator's `fit`; `transform` keeps all columns and adds `<label>__output` for each label.
 
     An output with one number per row is a column of numbers, others are arrays. If the label column of `fit` held
     vectors of pyspark.ml, the output is a vector."""
 
-    feature_columns = Param(
-        Params._dummy(), "feature_columns", "columns that the model takes", names_of_columns("feature_columns")
+    feature_columns: Parameter[Sequence[str], list[str]] = Parameter("columns that the model takes", names_of_columns)
+    setFeatureColumns, getFeatureColumns = required(feature_columns)
+
+    label_columns: Parameter[Sequence[str], list[str]] = Parameter("columns that it was trained on", names_of_columns)
+    getLabelColumns = required(label_columns)[1]
+
+    output_cols: Parameter[Sequence[str], list[str]] = Parameter(
+        "columns that transform adds, one per label", names_of_columns
     )
-    label_columns = Param(
-        Params._dummy(), "label_columns", "columns that it was trained on", names_of_columns("label_columns")
-    )
-    output_cols = Param(
-        Params._dummy(), "output_cols", "columns that transform adds, one per label", names_of_columns("output_cols")
-    )
-    vector_labels = Param(
-        Params._dummy(), "vector_labels", "label columns of vectors; default: those of the DataFrame", list[str]
+    setOutputCols, getOutputCols = required(output_cols)
+
+    vector_labels: Parameter[Sequence[object], list[object]] = Parameter(
+        "label columns of vectors; default: those of the DataFrame", objects
     )
 
     def __init__(
@@ -52,9 +54,8 @@ class DataFrameModel(Model, Saved):
         history: Sequence[Mapping[str, float]] | None,
         run_id: str | None,
     ) -> None:
-        super().__init__()
+        super().__init__(feature_columns=feature_columns, label_columns=label_columns)
         self._history, self._run_id = [dict(record) for record in history or ()], run_id or ""
-        self._set(feature_columns=feature_columns, label_columns=label_columns)
         self._setDefault(output_cols=[f"{label}__output" for label in label_columns])
 
     @abstractmethod
@@ -95,24 +96,6 @@ class DataFrameModel(Model, Saved):
     def _vectors_of(self, schema: StructType) -> list[str]:
         labels = self.getLabelColumns()
         return [each.name for each in schema if each.name in labels and isinstance(each.dataType, VectorUDT)]
-
-    def setFeatureColumns(self, value: Sequence[str]) -> Self:
-        return self._set(feature_columns=value)
-
-    def getFeatureColumns(self) -> list[str]:
-        names: list[str] = self.getOrDefault(self.feature_columns)
-        return list(names)
-
-    def getLabelColumns(self) -> list[str]:
-        names: list[str] = self.getOrDefault(self.label_columns)
-        return list(names)
-
-    def setOutputCols(self, value: Sequence[str]) -> Self:
-        return self._set(output_cols=value)
-
-    def getOutputCols(self) -> list[str]:
-        names: list[str] = self.getOrDefault(self.output_cols)
-        return list(names)
 
     @property
     def history(self) -> History:

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 from farandole.errors import ConfigError, MissingExtra
-from farandole.estimators import checks
 from farandole.estimators.history import EpochLog, History, epoch_points
+from farandole.estimators.params import EstimatorParams
 
 RECORDS = [
     {
@@ -98,10 +98,11 @@ def test_each_logger_gets_each_epoch_once_though_another_fails(caplog: pytest.Lo
 
 def test_what_is_no_logger_is_refused() -> None:
     kept = Kept()
-    assert checks.loggers(kept) == checks.loggers([kept]) == [kept]
+    checked = EstimatorParams.loggers.checked
+    assert checked(kept) == checked([kept]) == [kept]
     for wrong in (Kept, "mlflow", [kept, print]):
-        with pytest.raises(ConfigError, match="log_epoch"):
-            checks.loggers(wrong)
+        with pytest.raises(ConfigError, match=r"^loggers: must be objects with a method log_epoch"):
+            checked(wrong)
 
 
 def test_mlflow_has_what_its_logger_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,8 +97,35 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         assert getattr(given, f"get{camel}")() == value
         assert getattr(chained, f"set{camel}")(value) is chained
         assert getattr(chained, f"get{camel}")() == value
+    assert {*values, "others"} == set(inspect.signature(TorchEstimator).parameters)
     assert given.copy({given.epochs: 7}).getEpochs() == 7
     assert given.getEpochs() == 3
+
+
+def test_signatures_and_documentation_come_from_the_declarations() -> None:
+    arguments = inspect.signature(TorchEstimator).parameters
+    assert str(arguments["epochs"]) == "epochs: int | None = 1"
+    assert arguments["num_proc"].default is None
+    assert "* `epochs`: number of epochs, counted over all fits of the run; default: 1\n" in (
+        TorchEstimator.__doc__ or ""
+    )
+    assert inspect.getdoc(TorchEstimator.setEpochs) == "Number of epochs, counted over all fits of the run."
+    assert TorchEstimator.setEpochs.__qualname__ == "EstimatorParams.setEpochs"
+    assert str(inspect.signature(TorchEstimator().getLabelCols)) == "() -> list[str]"
+
+    class Mine(TorchEstimator):
+        def __init__(self, labels: int, **options: Any) -> None:
+            super().__init__(**options)
+
+    assert list(inspect.signature(Mine).parameters) == ["labels", "options"]
+    assert Mine(3, epochs=2).getEpochs() == 2
+
+
+def test_a_default_is_explained() -> None:
+    estimator = TorchEstimator(epochs=3)
+    assert estimator.explainParam("epochs").endswith("(default: 1, current: 3)")
+    assert estimator.explainParam("use_gpu").endswith("(default: None)")
+    assert estimator.explainParam("store").endswith("(undefined)")
 
 
 @pytest.mark.parametrize(
