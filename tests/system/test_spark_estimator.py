@@ -276,7 +276,7 @@ def test_vectors_booleans_two_labels_and_their_columns(spark: SparkSession) -> N
 
 
 def test_outputs_are_what_stages_of_spark_take(spark: SparkSession, tmp_path: Path) -> None:
-    """Of a label of vectors a vector, and of a label of numbers a double; Spark's evaluators take nothing else."""
+    """Outputs are vectors for a label of vectors and doubles for a label of numbers, as Spark's evaluators require."""
     rows = [(Vectors.dense([n % 2, 1 - n % 2]), float(n % 2), [float(n % 2)] * 2) for n in range(8)]
     data = spark.createDataFrame(rows, ["both", "first", "pair"])
     model = nn.Linear(2, 2)
