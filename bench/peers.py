@@ -31,6 +31,7 @@ from race import Race
 from farandole.config import Config
 from farandole.core import default
 from farandole.core.context import Context
+from farandole.meeting.rendezvous import Rendezvous
 
 __all__ = [
     "LAUNCHERS",
@@ -98,11 +99,8 @@ LAUNCHERS = {
 }
 
 
-class FolderRendezvous:
+class FolderRendezvous(Rendezvous):
     """Rendezvous in a folder of the machine, which works across network namespaces and with any launcher."""
-
-    generation = 0
-    address = None
 
     def __init__(self, folder: Path, rank: int, size: int, secret: bytes) -> None:
         self._folder, self.rank, self.size, self.secret = folder, rank, size, secret
@@ -121,9 +119,6 @@ class FolderRendezvous:
                 raise TimeoutError(f"{self._folder}: {', '.join(missing)} did not come")
             time.sleep(0.005)
         return [file.read_bytes() for file in files]
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class Barrier:

@@ -24,6 +24,7 @@
 #include "bind/calls.h"
 #include "bind/capture.h"
 #include "bind/copy_rows.h"
+#include "bind/fabrics.h"
 #include "bind/handle.h"
 #include "bind/read_files.h"
 #include "bind/released.h"
@@ -98,7 +99,7 @@ using RemoteTuple = std::tuple<int, int, int>;
 Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
                    const std::vector<RemoteTuple>& remotes, std::vector<int> hosts, std::vector<int> parents,
                    const Knobs& knobs, size_t cache_capacity, double spin, double timeout, double heartbeat,
-                   double stall, std::vector<int> members, std::string process_set, std::shared_ptr<MpiComm> mpi,
+                   double stall, std::vector<int> members, std::string process_set, std::shared_ptr<Fabric> fabric,
                    bool look_ahead, std::vector<std::string> nccl_files, const std::vector<std::string>& through_host,
                    const std::vector<std::string>& by_nccl) {
   Wiring wiring{rank,
@@ -110,7 +111,7 @@ Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared
                 std::move(hosts),
                 std::move(members),
                 std::move(process_set),
-                std::move(mpi)};
+                std::move(fabric)};
   for (const auto& [peer, control, data] : remotes)
     wiring.remotes.push_back({peer, Descriptor(control), Descriptor(data)});
   const auto span = [](double seconds) {
@@ -189,15 +190,6 @@ void define_wiring(nb::module_& m) {
       .def_prop_ro("slot_bytes", &Segment::slot_bytes)
       .def("mark_dead", [](Segment& segment, int rank) { segment.abort({rank, Abort::Reason::Died}); }, "rank"_a);
 
-  nb::class_<MpiComm>(m, "MpiComm")
-      .def(
-          "__init__",
-          [](MpiComm* self, uintptr_t library, const std::vector<int>& ranks) {
-            new (self) MpiComm(reinterpret_cast<void*>(library), ranks);
-          },
-          "library"_a, "ranks"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def_static("has_abandoned", &MpiComm::has_abandoned);
-
   nb::class_<Knobs>(m, "Knobs")
       .def(
           "__init__",
@@ -235,9 +227,9 @@ void define_engine(nb::module_& m) {
   nb::class_<Calls>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
            "hosts"_a, "parents"_a, "knobs"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a, "stall"_a,
-           "members"_a = std::vector<int>{}, "process_set"_a = "", "mpi"_a.none() = nb::none(), "look_ahead"_a = true,
-           "nccl_files"_a = std::vector<std::string>{}, "through_host"_a = std::vector<std::string>{},
-           "by_nccl"_a = std::vector<std::string>{})
+           "members"_a = std::vector<int>{}, "process_set"_a = "", "fabric"_a.none() = nb::none(),
+           "look_ahead"_a = true, "nccl_files"_a = std::vector<std::string>{},
+           "through_host"_a = std::vector<std::string>{}, "by_nccl"_a = std::vector<std::string>{})
       .def("start", &start, "request"_a, "name"_a, "input"_a.none(), "output"_a.none(), "wake"_a = true,
            nb::sig("def start(self, request: farandole.core.operations.request.Request, name: str | Sequence[str], "
                    "input: object | None, "
@@ -301,6 +293,7 @@ NB_MODULE(_native, m) {
   m.def("set_leak_warnings", &nb::set_leak_warnings, "warn"_a);
   // A forked child holds its parent's engines and does not free them. That is not a leak.
   ::pthread_atfork(nullptr, nullptr, [] { nb::set_leak_warnings(false); });
+  define_fabrics(m);
   define_wiring(m);
   define_engine(m);
   define_trace(m);

@@ -2,66 +2,14 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "collectives/grid_collectives.h"
 #include "collectives/link_collectives.h"
-#include "collectives/mpi_collectives.h"
+#include "collectives/mesh_world.h"
 #include "collectives/shm_collectives.h"
 
 namespace farandole {
 namespace {
-
-/// The shares of this rank.
-struct OwnShares {
-  std::vector<size_t> send, receive;
-
-  OwnShares(const Shares& shares, int rank, int size) {
-    for (int peer = 0; peer < size; ++peer) {
-      send.push_back(shares(rank, peer));
-      receive.push_back(shares(peer, rank));
-    }
-  }
-};
-
-/// A world whose collectives are the functions `Calls` over one mesh.
-template <class Mesh, class Calls>
-class MeshWorld : public World {
- public:
-  explicit MeshWorld(Mesh mesh) : mesh_(std::move(mesh)) {}
-
-  void turn(const Knobs& knobs) override { Calls::turn(mesh_, knobs); }
-
-  const char* allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction) override {
-    return Calls::allreduce(mesh_, pieces, dtype, reduction);
-  }
-  const char* allgather(const std::byte* mine, std::span<std::byte* const> out,
-                        std::span<const size_t> bytes) override {
-    Calls::allgather(mesh_, mine, out, bytes);
-    return Calls::name;
-  }
-  const char* broadcast(std::span<const Piece> pieces, int root) override {
-    Calls::broadcast(mesh_, pieces, root);
-    return Calls::name;
-  }
-  const char* alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out,
-                       const Shares& shares) override {
-    Calls::alltoall(mesh_, in, out, shares);
-    return Calls::name;
-  }
-  const char* reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
-                            const Reduction& reduction) override {
-    Calls::reducescatter(mesh_, in, out, counts, dtype, reduction);
-    return Calls::name;
-  }
-  const char* barrier() override {
-    Calls::barrier(mesh_);
-    return Calls::name;
-  }
-
- private:
-  Mesh mesh_;
-};
 
 struct SharedCalls {
   static constexpr const char* name = "shm slots";
@@ -116,32 +64,9 @@ struct GridCalls {
   }
 };
 
-struct MpiCalls {
-  static constexpr const char* name = "mpi";
-  static constexpr auto allreduce = mpi_allreduce;
-  static constexpr auto allgather = mpi_allgather;
-  static constexpr auto broadcast = mpi_broadcast;
-  static constexpr auto reducescatter = mpi_reducescatter;
-  static constexpr auto barrier = mpi_barrier;
-
-  static void turn(MpiMesh& /*mesh*/, const Knobs& /*knobs*/) {}
-  static void alltoall(MpiMesh& mesh, std::span<const std::byte* const> in, std::span<std::byte* const> out,
-                       const Shares& shares) {
-    const OwnShares own(shares, mesh.rank(), mesh.size());
-    mpi_alltoall(mesh, in, own.send, out, own.receive);
-  }
-};
-
 using SharedWorld = MeshWorld<SharedMesh, SharedCalls>;
 using LinkWorld = MeshWorld<Mesh, LinkCalls>;
 using GridWorld = MeshWorld<GridMesh, GridCalls>;
-
-class MpiWorld final : public MeshWorld<MpiMesh, MpiCalls> {
- public:
-  using MeshWorld::MeshWorld;
-
-  [[nodiscard]] bool has_abandoned() const override { return MpiComm::has_abandoned(); }
-};
 
 /// Two worlds of the same ranks; the knob `hierarchical` selects one.
 class EitherWorld final : public World {
@@ -183,8 +108,6 @@ class EitherWorld final : public World {
 std::unique_ptr<World> make_world(SharedMesh shared) { return std::make_unique<SharedWorld>(std::move(shared)); }
 
 std::unique_ptr<World> make_world(Mesh links) { return std::make_unique<LinkWorld>(std::move(links)); }
-
-std::unique_ptr<World> make_world(MpiMesh mpi) { return std::make_unique<MpiWorld>(std::move(mpi)); }
 
 std::unique_ptr<World> make_world(GridMesh grid, std::unique_ptr<Mesh> flat) {
   if (flat == nullptr) return std::make_unique<GridWorld>(std::move(grid));

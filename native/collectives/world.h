@@ -11,7 +11,6 @@
 #include "collectives/knobs.h"
 #include "collectives/piece.h"
 #include "transport/mesh.h"
-#include "transport/mpi_mesh.h"
 #include "transport/shared_mesh.h"
 
 namespace farandole {
@@ -26,7 +25,9 @@ using Shares = std::function<size_t(int from, int to)>;
 /// | `SharedMesh`    | one host                             | shm_*: slots of the shared segment                     |
 /// | `GridMesh`      | hosts with equally many ranks, L > 1 | grid_*: shm_* in the host, link_* over one link a host |
 /// | `Mesh`          | any other hosts                      | link_*: one link per peer                              |
-/// | `MpiMesh`       | any hosts, with the site's MPI       | mpi_*: MPI's nonblocking calls                         |
+///
+/// A `Fabric` makes a world of its own: `MpiFabric` one for any hosts, whose algorithms (mpi_*) are nonblocking calls
+/// of the site's MPI.
 ///
 /// The algorithm depends on the knobs and the number of bytes, which are the same on all ranks:
 ///
@@ -60,11 +61,14 @@ class World {
 
   /// Returns whether the transport may still write to the memory of an operation that has failed.
   [[nodiscard]] virtual bool has_abandoned() const { return false; }
+  /// Returns whether no rank leaves a broadcast before all ranks have begun it.
+  [[nodiscard]] virtual bool broadcasts_together() const { return true; }
+  /// Returns whether a wait for a dead rank of this host ends by itself. Otherwise the guard must look for dead ranks.
+  [[nodiscard]] virtual bool notices_deaths() const { return true; }
 };
 
 [[nodiscard]] std::unique_ptr<World> make_world(SharedMesh shared);
 [[nodiscard]] std::unique_ptr<World> make_world(Mesh links);
-[[nodiscard]] std::unique_ptr<World> make_world(MpiMesh mpi);
 /// With `flat`, links to all ranks, the knob `hierarchical` selects two levels or one.
 [[nodiscard]] std::unique_ptr<World> make_world(GridMesh grid, std::unique_ptr<Mesh> flat = nullptr);
 

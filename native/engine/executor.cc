@@ -18,17 +18,17 @@ constexpr size_t kKeptPinned = size_t{1} << 30;  // bytes of unused pinned memor
 
 std::unique_ptr<World> take_world(Wiring& wiring, FailureDetector& failures, std::chrono::nanoseconds spin) {
   WiredWorld made = connect_world(wiring, failures, spin);
-  failures.watch(made.links);
+  failures.watch(made);
   return std::move(made.world);
 }
 
 /// Return whether the lane may run operations like `recurring`. A rank that runs ahead must not reuse a round of the
-/// lane that another rank still reads. So the lane takes no operations without bytes, which wait for no rank, and no
-/// broadcasts over MPI, whose root does not wait for the others.
-bool synchronizes(const Recurring& recurring, bool by_mpi) {
+/// lane that another rank still reads. So the lane takes only operations that no rank leaves before all have begun
+/// them; those without bytes wait for no rank.
+bool synchronizes(const Recurring& recurring, const World& world) {
   const Request& first = recurring.operations.front()->request;
   const KindTraits& traits = traits_of(first.kind);
-  if (!traits.in_lane || (by_mpi && traits.has_root)) return false;
+  if (!traits.in_lane || (traits.has_root && !world.broadcasts_together())) return false;
   return !traits.has_tensor() || recurring.bytes > 0;
 }
 
@@ -167,7 +167,7 @@ void Executor::leave_lane() {
 }
 
 bool Executor::can_run_in_lane(const Recurring& recurring) const {
-  return lane_ && synchronizes(recurring, wiring_.mpi != nullptr) && !is_partial_group(recurring);
+  return lane_ && synchronizes(recurring, *world_) && !is_partial_group(recurring);
 }
 
 bool Executor::run_in_lane(Recurring& recurring, const std::function<void()>& before_wait) {

@@ -36,8 +36,9 @@ FailureDetector::FailureDetector(const Wiring& wiring, const EngineOptions& opti
       control_(control),
       driver_(driver) {}
 
-void FailureDetector::watch(const std::vector<const TcpLink*>& links) {
-  for (const TcpLink* link : links) {
+void FailureDetector::watch(const WiredWorld& wired) {
+  looks_for_dead_ = !wired.world->notices_deaths();
+  for (const TcpLink* link : wired.links) {
     links_.push_back({link, Silence(ns(heartbeat_))});
     links_.back().silence.note_life();  // a new connection counts as a sign of life
   }
@@ -146,8 +147,7 @@ void FailureDetector::start_timeout(uint64_t now) { deadline_ns_ = timeout_.coun
 void FailureDetector::check() {
   if (const auto known = aborted()) throw *known;
   if (driver_.is_stopping()) throw Error::closed("it was shut down while this operation ran");
-  // A wait in the segment checks the life word of the awaited rank; MPI does not.
-  if (wiring_.mpi)
+  if (looks_for_dead_)
     if (const auto dead = dead_local()) throw *dead;
   const uint64_t now = now_ns();
   if (deadline_ns_ != 0 && now > deadline_ns_) check_timeout(now);

@@ -27,8 +27,8 @@ class FailureDetector final : public Guard {
   FailureDetector(const Wiring& wiring, const EngineOptions& options, Pending& pending, ControlTree& control,
                   Driver& driver);
 
-  void watch(const std::vector<const TcpLink*>& links);  // cut off a peer that acknowledges no data
-  void start_timeout(uint64_t now);                      // of the operation that starts
+  void watch(const WiredWorld& wired);  // cut off a peer that acknowledges no data; look for deaths that a wait misses
+  void start_timeout(uint64_t now);     // of the operation that starts
 
   /// Guard of waits inside collectives: receive messages, and throw when the wait cannot succeed.
   void check() override;
@@ -77,6 +77,7 @@ class FailureDetector final : public Guard {
   ControlTree& control_;
   Driver& driver_;
   std::vector<WatchedLink> links_;
+  bool looks_for_dead_ = false;      // waits of the world do not notice dead ranks of this host
   uint64_t links_checked_ns_ = 0;    // when the links were last checked
   uint64_t overdue_checked_ns_ = 0;  // when overdue operations were last searched
   uint64_t deadline_ns_ = 0;         // of the running operation; 0: none

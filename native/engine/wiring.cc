@@ -76,8 +76,8 @@ void Wiring::validate() const {
   if (static_cast<int>(hosts.size()) != size || local_rank() == static_cast<int>(local_ranks.size()) ||
       segment->ranks() != static_cast<int>(local_ranks.size()) || segment->has_pair_rings() != pair_rings)
     throw Error::internal("the segment does not fit the ranks of this host");
-  if (mpi && (mpi->rank() != rank || mpi->size() != size))
-    throw Error::internal("the communicator of MPI does not fit the ranks");
+  if (fabric && (fabric->rank() != rank || fabric->size() != size))
+    throw Error::internal("the fabric does not fit the ranks");
 }
 
 int Wiring::local_rank() const {
@@ -103,7 +103,7 @@ WiredWorld connect_world(Wiring& wiring, Guard& guard, std::chrono::nanoseconds 
   const auto shared = [&] {
     return SharedMesh(wiring.segment, wiring.local_rank(), wiring.local_ranks, guard, policy);
   };
-  if (wiring.mpi) return {make_world(MpiMesh(wiring.mpi, guard, policy, wiring.exchanges_well())), {}};
+  if (wiring.fabric) return {wiring.fabric->make_world(guard, policy, wiring.exchanges_well()), {}};
   if (wiring.is_one_host()) return {make_world(shared()), {}};
   LinkMaker maker(wiring);
   std::optional<GridMesh> rows;

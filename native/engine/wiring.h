@@ -8,7 +8,7 @@
 
 #include "base/descriptor.h"
 #include "base/error.h"
-#include "collectives/world.h"
+#include "collectives/fabric.h"
 #include "engine/device_agreement.h"
 #include "transport/guard.h"
 #include "transport/segment.h"
@@ -28,12 +28,12 @@ struct Wiring {
   int size = 1;
   std::vector<int> local_ranks{0};  // the ranks of this host, in the order of their areas in the segment
   std::shared_ptr<Segment> segment;
-  std::vector<Remote> remotes;     // ranks of other hosts with a connection to this rank
-  std::vector<int> parents{-1};    // the tree of control connections; a host's first rank is the parent of its others
-  std::vector<int> hosts{0};       // hosts[r] is the number of rank r's host
-  std::vector<int> members{};      // of a process set: the job's numbers of its ranks
-  std::string process_set{};       // the set's name
-  std::shared_ptr<MpiComm> mpi{};  // carries the data, if given; there are no data sockets then
+  std::vector<Remote> remotes;       // ranks of other hosts with a connection to this rank
+  std::vector<int> parents{-1};      // the tree of control connections; a host's first rank is the parent of its others
+  std::vector<int> hosts{0};         // hosts[r] is the number of rank r's host
+  std::vector<int> members{};        // of a process set: the job's numbers of its ranks
+  std::string process_set{};         // the set's name
+  std::shared_ptr<Fabric> fabric{};  // carries the data, if given; there are no data sockets then
 
   /// Throw Error (Internal) unless the fields are consistent.
   void validate() const;

@@ -5,6 +5,14 @@ import farandole.core.operations.request
 
 def set_leak_warnings(warn: bool) -> None: ...
 
+class Fabric:
+    pass
+
+class MpiFabric(Fabric):
+    def __init__(self, library: int, ranks: Sequence[int]) -> None: ...
+    @staticmethod
+    def has_abandoned() -> bool: ...
+
 class Segment:
     @staticmethod
     def create(ranks: int, slot_bytes: int, pair_rings: bool) -> Segment: ...
@@ -17,11 +25,6 @@ class Segment:
     @property
     def slot_bytes(self) -> int: ...
     def mark_dead(self, rank: int) -> None: ...
-
-class MpiComm:
-    def __init__(self, library: int, ranks: Sequence[int]) -> None: ...
-    @staticmethod
-    def has_abandoned() -> bool: ...
 
 class Knobs:
     def __init__(
@@ -78,7 +81,7 @@ class Engine:
         stall: float,
         members: Sequence[int] = [],
         process_set: str = "",
-        mpi: MpiComm | None = None,
+        fabric: Fabric | None = None,
         look_ahead: bool = True,
         nccl_files: Sequence[str] = [],
         through_host: Sequence[str] = [],

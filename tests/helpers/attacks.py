@@ -114,7 +114,7 @@ def dies_before_it_connects(outer: Context, victim: int, placement: str) -> tupl
 
     outer.shutdown()
     if outer.rank == victim:
-        connecting._share_segment = die  # type: ignore[assignment]
+        connecting._Connector._share_segment = die  # type: ignore[assignment, method-assign]
     began = time.monotonic()
     try:
         Context(from_environment(), Config(start_timeout=timedelta(seconds=20)), host=placement[outer.rank])

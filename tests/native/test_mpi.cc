@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "collectives/world.h"
+#include "collectives/mpi_fabric.h"
 #include "link_elements.h"
 #include "link_ranks.h"
 
@@ -53,10 +53,10 @@ std::vector<std::optional<Error>> run(int size, const Body& body,
       stand_in().take_rank(rank);
       try {
         check::Deadline guard(limit);
-        const auto comm = std::make_shared<MpiComm>(stand_in().loaded, all);
-        check::equal(comm->rank(), rank);
-        check::equal(comm->size(), size);
-        const auto world = make_world(MpiMesh(comm, guard, {std::chrono::microseconds(5)}, direct));
+        const MpiFabric fabric(stand_in().loaded, all);
+        check::equal(fabric.rank(), rank);
+        check::equal(fabric.size(), size);
+        const auto world = fabric.make_world(guard, {std::chrono::microseconds(5)}, direct);
         body(*world, rank);
       } catch (const Error& error) {
         errors[static_cast<size_t>(rank)] = error;

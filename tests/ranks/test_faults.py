@@ -98,7 +98,7 @@ def dies_in_init(outer: Context, placement: str, victim: int, late: int = -1) ->
 
     outer.shutdown()
     if outer.rank == victim:
-        connecting._share_segment = die  # type: ignore[assignment]
+        connecting._Connector._share_segment = die  # type: ignore[assignment, method-assign]
         # It accepts nobody: a rank that needs it alone could have all its connections before it dies.
         peers.AcceptingThread = Mock  # type: ignore[misc, assignment]
     if outer.rank == late:

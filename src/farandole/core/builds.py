@@ -32,7 +32,7 @@ def mpi_threads_supported() -> bool:
 
 def mpi_enabled() -> bool:
     """Return whether tensors go over MPI: `fabric` is "mpi", or is "auto" and has chosen MPI."""
-    return default.is_initialized() and default.context().is_over_mpi
+    return default.is_initialized() and default.context().fabric == "mpi"
 
 
 def mpi_built() -> bool:

@@ -51,16 +51,17 @@ class Context:
             failing.callback(self._monitors.close)
             if rendezvous.rank == 0 and not members:
                 warn_of_idle(self.config)  # once in a job
-            wiring = connect(rendezvous, self.config, host=here)
-            self.topology: Topology = wiring.topology
-            self.is_over_mpi = wiring.mpi is not None or self.config.fabric == "mpi"
-            self.engine = start_engine(wiring, self.config, members=members, process_set=process_set)
+            connections = connect(rendezvous, self.config, host=here)
+            self.topology: Topology = connections.topology
+            # A single rank has no use for the fabric that it has asked for.
+            self.fabric = connections.fabric_name or self.config.fabric
+            self.engine = start_engine(connections, self.config, members=members, process_set=process_set)
             self._engines = RankEngines(self.topology.local_rank, self.topology.local_size)
             self._engines.add(GLOBAL, self.engine)
             self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._monitors, self._engines)
             failing.callback(self.shutdown)  # else the other ranks would wait for the engine
             self._monitors.follow(self.engine, self.rank)
-            self._monitors.tune(self.engine, self.topology, wiring.segment.slot_bytes)
+            self._monitors.tune(self.engine, self.topology, connections.segment.slot_bytes)
             failing.pop_all()
 
     @property

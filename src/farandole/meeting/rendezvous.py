@@ -2,7 +2,7 @@
 
 `TcpRendezvous` is for ranks that reach a `RendezvousServer`, `ThreadRendezvous` for threads of one process,
 `SoloRendezvous` for one rank, `PartRendezvous` for some ranks of a running job. Packages with an all-gather of their
-own (torch.distributed) implement `Rendezvous` themselves."""
+own (torch.distributed) derive from `Rendezvous` themselves."""
 
 import contextlib
 import hashlib
@@ -11,16 +11,17 @@ import itertools
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import Self, TypeVar, cast
 
 from farandole.errors import FarandoleError, RendezvousError
 from farandole.meeting.dialer import dial
 from farandole.meeting.handshake import Deadline, new_secret, recv_frame, split_address
 from farandole.meeting.rounds import Answer, Caller, Meeting, read_answer
 from farandole.meeting.server import GOODBYE, MAX_PAYLOAD, REQUEST, RendezvousServer, answer_limit
-from farandole.other_launchers import refuse_other_launch
+from farandole.other_launchers import OtherLaunch, refuse_other_launch
 from farandole.topology import JobEnvironment
 
 __all__ = [
@@ -40,46 +41,55 @@ T = TypeVar("T")
 GRACE = timedelta(seconds=5)
 
 
-@runtime_checkable
-class Rendezvous(Protocol):
-    """Meeting place of the ranks of one generation."""
+class Rendezvous(ABC):
+    """Meeting place of the ranks of one generation, whose peers prove to each other that they know `secret`."""
+
+    rank: int
+    size: int
+    generation: int = 0
+    address: str | None = None  # "host:port" at which all ranks reach it; None if they are all on one host
+    secret: bytes
+    launch: OtherLaunch | None = None  # by whose means the ranks have met before they served this rendezvous
 
     @property
-    def rank(self) -> int: ...
+    def whole(self) -> "Rendezvous":
+        """The rendezvous of all ranks of the job."""
+        return self
 
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def generation(self) -> int: ...
-
-    @property
-    def address(self) -> str | None:
-        """The "host:port" at which all ranks reach the rendezvous; None if they are all on one host."""
-        ...
-
-    @property
-    def secret(self) -> bytes:
-        """The secret of the job; peers prove to each other that they know it."""
-        ...
-
+    @abstractmethod
     def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
         """Give `payload` to all ranks and return all payloads in rank order.
 
         Blocks until every rank has called, up to `timeout`; raises `RendezvousError` naming the missing ranks."""
-        ...
+
+    def allgather_and_watch(
+        self, payload: bytes, on_loss: Callable[[RendezvousError], None], *, timeout: timedelta
+    ) -> "tuple[list[bytes], Lifeline | None]":
+        """Do as `allgather` does, and call `on_loss` when a rank dies before it has closed its lifeline.
+
+        Without a lifeline deaths are not reported."""
+        return self.allgather(payload, timeout=timeout), None
+
+    def shared(self, key: str, make: Callable[[], T], generation: int = 0) -> T | None:
+        """Return the object that ranks which are threads of one process share under `key`; None for other ranks.
+
+        The first caller makes it."""
+        return None
+
+    def forget(self, generation: int) -> None:
+        """Drop the objects shared in `generation`, after all ranks have fetched them."""
+        return None
 
     def close(self) -> None:
         """End this rank's participation; ranks that wait for it get an error."""
-        ...
+        return None
 
 
-class SoloRendezvous:
+class SoloRendezvous(Rendezvous):
     """The rendezvous of a job of one rank."""
 
     rank = 0
     size = 1
-    address = None
 
     def __init__(self, generation: int = 0) -> None:
         self.generation = generation
@@ -89,14 +99,13 @@ class SoloRendezvous:
         """Return `payload` alone; never blocks."""
         return [payload]
 
-    def close(self) -> None:
-        """Do nothing."""
 
-
-class TcpRendezvous:
+class TcpRendezvous(Rendezvous):
     """Rendezvous at the `RendezvousServer` at `address`; each all-gather has its own connection.
 
     The constructor does not connect, so a rank may start before the server."""
+
+    address: str
 
     def __init__(self, address: str, rank: int, size: int, secret: bytes, generation: int = 0) -> None:
         self.address, self.rank, self.size, self.generation = address, rank, size, generation
@@ -194,13 +203,11 @@ class Lifeline:
                 self._on_loss(answer)
 
 
-class ThreadRendezvous:
+class ThreadRendezvous(Rendezvous):
     """Rendezvous of ranks that are threads of this process."""
 
-    address = None
-
     def __init__(self, rank: int, state: "_SharedState") -> None:
-        self.rank, self.size, self.generation = rank, state.meeting.size, 0
+        self.rank, self.size = rank, state.meeting.size
         self.secret = state.secret
         self._state = state
         self._round = 0
@@ -242,7 +249,7 @@ class ThreadRendezvous:
         self._state.depart(self.rank)
 
 
-class PartRendezvous:
+class PartRendezvous(Rendezvous):
     """Rendezvous of some ranks of a running job, the `members`, that connect to each other.
 
     `gather` exchanges their payloads through all ranks. Each `generation` has its own secret, so that a connection of
@@ -251,11 +258,15 @@ class PartRendezvous:
     def __init__(
         self, whole: Rendezvous, members: Sequence[int], generation: int, gather: Callable[[bytes], list[bytes]]
     ) -> None:
-        self.whole, self.generation, self.address = whole, generation, whole.address
+        self._whole, self.generation, self.address = whole, generation, whole.address
         self.rank, self.size = members.index(whole.rank), len(members)
         label = f"part {generation} of generation {whole.generation}".encode()
         self.secret = hmac.new(whole.secret, label, hashlib.sha256).digest()
         self._gather = gather
+
+    @property
+    def whole(self) -> Rendezvous:
+        return self._whole
 
     def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
         """Give `payload` to all members and return all payloads in order; `gather` has its own time limit."""
@@ -263,8 +274,7 @@ class PartRendezvous:
 
     def close(self) -> None:
         """Drop the objects that members shared while they connected."""
-        if isinstance(self.whole, ThreadRendezvous):
-            self.whole.forget(self.generation)
+        self.whole.forget(self.generation)
 
 
 class _SharedState:

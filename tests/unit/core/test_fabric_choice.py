@@ -6,18 +6,20 @@ from pathlib import Path
 import pytest
 
 from farandole.config import Config
-from farandole.core.wiring import fabric
-from farandole.core.wiring.fabric import NO_MPI, Offer, decide, log_choice, offer
+from farandole.core.wiring import choice
+from farandole.core.wiring.choice import OWN, Offer, decide, log_choice, offer
+from farandole.core.wiring.mpi import MpiFabric
 from farandole.errors import ConfigError
 from farandole.launch.doctor.facts import _machine
 from farandole.meeting.handshake import Deadline
 from farandole.meeting.launched import interconnects
 from farandole.meeting.launched.interconnects import find_interconnects
 from farandole.meeting.launched.mpi import MpiProcess
-from farandole.meeting.rendezvous import SoloRendezvous
+from farandole.meeting.rendezvous import ThreadRendezvous
 from helpers.kernel_files import add_port, add_slingshot
 
 TWO = ["a", "b"]
+NO_MPI = -1
 
 
 def found(root: Path) -> list[str]:
@@ -60,7 +62,11 @@ def test_a_container_that_only_sees_its_hosts_slingshot(tmp_path: Path) -> None:
 
 
 def offers(*given: tuple[str, int] | tuple[str, int, str]) -> list[Offer]:
-    return [Offer(each[0], each[1], each[2] if len(each) == 3 else "") for each in given]
+    """Return offers of MPI, at the given number, unless that is `NO_MPI`."""
+    return [
+        Offer(each[0], *((OWN, "") if each[1] == NO_MPI else ("mpi", str(each[1]))), each[2] if len(each) == 3 else "")
+        for each in given
+    ]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +82,7 @@ def offers(*given: tuple[str, int] | tuple[str, int, str]) -> list[Offer]:
     ],
 )
 def test_what_ranks_decide(given: list[tuple[str, int]], hosts: list[str], by_mpi: bool) -> None:
-    assert decide(offers(*given), hosts) == by_mpi
+    assert decide(offers(*given), hosts) == ("mpi" if by_mpi else OWN)
 
 
 def test_ranks_that_ask_for_mpi_and_ranks_that_do_not() -> None:
@@ -89,7 +95,8 @@ def test_a_job_that_has_not_met_by_mpi_offers_none(tmp_path: Path, monkeypatch: 
     add_port(tmp_path)
     monkeypatch.setattr(interconnects, "ROOT", tmp_path)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    assert offer(SoloRendezvous(), 2, Config(), Deadline(Config().start_timeout)) == (Offer("auto", NO_MPI, ""), None)
+    rendezvous = ThreadRendezvous.group(2)[0]
+    assert offer(rendezvous, Config(), Deadline(Config().start_timeout)) == (Offer("auto"), None)
 
 
 class Process(MpiProcess):
@@ -132,8 +139,8 @@ class Process(MpiProcess):
 def test_what_is_logged(
     second: tuple[str, int, str], hosts: list[str], said: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger=fabric.log.name):
-        log_choice(offers(("auto", 0, "mlx5_0"), second), hosts, Process())
+    with caplog.at_level(logging.INFO, logger=choice.log.name):
+        log_choice(offers(("auto", 0, "mlx5_0"), second), hosts, MpiFabric(Process()))
     assert [record.getMessage() for record in caplog.records] == ([said] if said else [])
 
 

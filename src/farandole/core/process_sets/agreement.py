@@ -179,8 +179,8 @@ class Sets:
         # A member that the job has lost never connects.
         host, require_alive = self._topology.hosts[self._topology.rank], self._engine.require_alive
         with naming_process_limit(RendezvousError):
-            wiring = connect(part, self._config, host=host, require_alive=require_alive)
-            engine = start_engine(wiring, self._config, members=members, process_set=name)
+            connections = connect(part, self._config, host=host, require_alive=require_alive)
+            engine = start_engine(connections, self._config, members=members, process_set=name)
             membership = Membership(engine, part.rank, part.size, Counters(), members)
             try:
                 self._monitors.follow(engine, part.rank, name)

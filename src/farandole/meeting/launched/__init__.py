@@ -51,7 +51,7 @@ def find_rendezvous(
     found = find_other_launch(env)
     if communicator is not None and (communicator.Get_size() > 1 or (found is not None and found.by_mpi)):
         deadline = Deadline(config.start_timeout)
-        return meet(MpiExchange(found, config.mpi_library, deadline, communicator), config, deadline)
+        return meet(MpiExchange(found, config.mpi_library, deadline, communicator), config, deadline, found)
     found = found or find_other_launch(env, CLUSTERS)
     if found is None:
         warn_of_lone_pods(env)

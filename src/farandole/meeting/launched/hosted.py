@@ -14,6 +14,7 @@ from farandole.meeting.handshake import Deadline, new_secret
 from farandole.meeting.rendezvous import TcpRendezvous
 from farandole.meeting.rounds import Caller
 from farandole.meeting.server import RendezvousServer
+from farandole.other_launchers import OtherLaunch
 from farandole.topology import host_identity, interface_addresses, own_addresses
 
 __all__ = ["Exchange", "HostedRendezvous", "meet"]
@@ -85,10 +86,11 @@ class HostedRendezvous(TcpRendezvous):
             self._server = None
 
 
-def meet(exchange: Exchange, config: Config, deadline: Deadline) -> HostedRendezvous:
+def meet(exchange: Exchange, config: Config, deadline: Deadline, launch: OtherLaunch | None = None) -> HostedRendezvous:
     """Serve a rendezvous on rank 0, give all ranks its addresses by `exchange`, and choose an address that all reach.
 
-    Blocks until every rank has arrived, up to `deadline`; raises `RendezvousError`."""
+    `launch` is that of the ranks, if one is known. Blocks until every rank has arrived, up to `deadline`; raises
+    `RendezvousError`."""
     server, card = None, b""
     if exchange.rank == 0:
         hosts = own_addresses() if config.interface is None else interface_addresses(config.interface)
@@ -98,6 +100,7 @@ def meet(exchange: Exchange, config: Config, deadline: Deadline) -> HostedRendez
     try:
         secret_text, addresses = json.loads(exchange.share(card, deadline))
         rendezvous = HostedRendezvous(addresses, exchange.rank, exchange.size, bytes.fromhex(secret_text), server)
+        rendezvous.launch = launch
         try:
             rendezvous.settle(deadline)
         except TimeoutError as error:

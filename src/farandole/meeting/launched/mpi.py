@@ -34,7 +34,7 @@ def meet_by_mpi(found: OtherLaunch, config: Config, env: Mapping[str, str]) -> H
 
     Raises `ConfigError`, too, if MPI connects fewer processes than mpirun has started, or all are in one pod."""
     deadline = Deadline(config.start_timeout)
-    rendezvous = meet(MpiExchange(found, config.mpi_library, deadline), config, deadline)
+    rendezvous = meet(MpiExchange(found, config.mpi_library, deadline), config, deadline, found)
     try:
         require_hosts(env, rendezvous.size, rendezvous.hosts)
     except BaseException:
@@ -164,7 +164,7 @@ class MpiProcess(_Library):
         failed = getattr(sys, "last_type", None) is not None  # an uncaught exception has been printed
         native = sys.modules.get("farandole._native")
         # MPI_Finalize waits for calls that a lost rank never completes.
-        if failed or (native is not None and native.MpiComm.has_abandoned()) or self._ask("MPI_Finalized"):
+        if failed or (native is not None and native.MpiFabric.has_abandoned()) or self._ask("MPI_Finalized"):
             return
         with contextlib.suppress(TimeoutError):  # other ranks do not end MPI; the launcher ends them
             thread.run(lambda: self._call("MPI_Finalize"), LEAVE)

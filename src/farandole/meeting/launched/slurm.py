@@ -22,7 +22,7 @@ def meet_by_folder(found: OtherLaunch, config: Config, env: Mapping[str, str]) -
     """Let the tasks of srun meet through `config.rendezvous_folder`; blocks and raises like `meet`."""
     assert found.size is not None
     exchange = FolderExchange(env, found.size, config.rendezvous_folder)
-    return meet(exchange, config, Deadline(config.start_timeout))
+    return meet(exchange, config, Deadline(config.start_timeout), found)
 
 
 class FolderExchange:

@@ -20,7 +20,7 @@ def meet_by_store(found: OtherLaunch, config: Config, env: Mapping[str, str]) ->
     """Let the ranks of torchrun meet at torch's store; blocks and raises like `meet`."""
     assert found.size is not None
     deadline = Deadline(config.start_timeout)
-    return meet(StoreExchange(int(env["RANK"]), found.size, deadline), config, deadline)
+    return meet(StoreExchange(int(env["RANK"]), found.size, deadline), config, deadline, found)
 
 
 class StoreExchange:

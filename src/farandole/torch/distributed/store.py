@@ -14,13 +14,14 @@ from torch.distributed import DistNetworkError
 
 from farandole.errors import RendezvousError
 from farandole.meeting.handshake import join_address, split_address
+from farandole.meeting.rendezvous import Rendezvous
 
 __all__ = ["StoreRendezvous", "address_seen"]
 
 SEED_BYTES = 32
 
 
-class StoreRendezvous:
+class StoreRendezvous(Rendezvous):
     """Rendezvous at a c10d store, whose contents are not trusted.
 
     The ranks' secret is derived from the job's, `secret`, and from a seed that rank 0 puts into the store; without a
@@ -56,9 +57,6 @@ class StoreRendezvous:
             raise RendezvousError("ranks did not come to the process group's store", missing) from error
         self._round += 1
         return payloads
-
-    def close(self) -> None:
-        """Do nothing: the store is torch's."""
 
 
 def address_seen(rank: int, addresses: Sequence[str | None]) -> str | None:
