@@ -11,11 +11,11 @@ from farandole.extras import importing as _importing
 if TYPE_CHECKING:
     from farandole.data.formats.cache import CachedSource
     from farandole.data.formats.fields import FieldOptions
-    from farandole.data.formats.row_groups import Source
     from farandole.data.formats.samples import FileSource, files
     from farandole.data.formats.saved_dataset import SavedDataset
     from farandole.data.formats.selection import SelectedSource
     from farandole.data.formats.shard_source import ShardSource
+    from farandole.data.formats.source import Source
     from farandole.data.formats.sources import ArrowSource, ParquetSource
     from farandole.data.loading.agreement import Gather, together
     from farandole.data.loading.arrivals import Growing
@@ -111,7 +111,7 @@ _NAMES_BY_MODULE = {
     "reader_options": "ReaderOptions",
     "readers": "Reader make_batch_reader make_feed_reader make_reader",
     "loading.reading": "Reading",
-    "formats.row_groups": "Source",
+    "formats.source": "Source",
     "formats.samples": "FileSource files",
     "formats.saved_dataset": "SavedDataset",
     "formats.selection": "SelectedSource",

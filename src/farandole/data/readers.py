@@ -20,8 +20,9 @@ import numpy as np
 
 from farandole.data.formats.columns import columns_by_pattern
 from farandole.data.formats.fields import FieldOptions
-from farandole.data.formats.row_groups import Source, rows_in
+from farandole.data.formats.row_groups import rows_in
 from farandole.data.formats.selection import SelectedSource
+from farandole.data.formats.source import Source
 from farandole.data.loading.agreement import Gather, together
 from farandole.data.loading.batches import Batch, BatchBuffer
 from farandole.data.loading.feed_loader import FeedLoader
@@ -32,7 +33,7 @@ from farandole.data.loading.rounds import Columns
 from farandole.data.loading.state import NO_VERSION
 from farandole.data.loading.values import Ragged, SparseRows, Values
 from farandole.data.reader_options import ReaderOptions
-from farandole.data.tables.versions import same_version, version_of
+from farandole.data.tables.versions import same_version
 from farandole.errors import ConfigError, NoDataAvailableError, ReaderError
 from farandole.masking import mask
 
@@ -251,18 +252,13 @@ def _read_files(
 
     source: Source = ParquetSource(urls, options.storage_options, version=options.version, gather=options.gather)
     source = same_version(source, options.gather)
-    if (
-        version_of(source) != NO_VERSION
-        and options.version is None
-        and options.gather is None
-        and options.cur_shard == 0
-    ):
+    if source.version != NO_VERSION and options.version is None and options.gather is None and options.cur_shard == 0:
         log.warning(
             "%d shards each open the newest version of %s, which may differ if it is written to: pass version=%d, or "
             "gather=hvd.allgather_object",
             options.shard_count,
             mask(str(urls)),
-            version_of(source),
+            source.version,
         )
     if options.cache_type == "local-disk":
         assert options.cache_location is not None, "checked with the options"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from farandole.data.formats.pruning import Bounded, Bounds
-from farandole.data.formats.row_groups import RowGroup, Source, identity_of, in_flight, least_window, recheck
-from farandole.data.tables.versions import at_version, version_of
+from farandole.data.formats.row_groups import RowGroup
+from farandole.data.formats.source import DerivedSource, Source
+from farandole.data.tables.versions import at_version
 from farandole.errors import CacheError, ConfigError
 
 __all__ = ["CachedSource"]
@@ -33,7 +33,7 @@ _HEAD = 64  # bytes before the content; keeps Arrow's alignment
 _ABANDONED = 3600.0  # seconds after which an unfinished file counts as left behind
 
 
-class CachedSource:
+class CachedSource(DerivedSource):
     """A cache of `source`: each row group is read once, and then mapped from a file in `folder`.
 
     A cache file's name is a hash of the original's path, size and mark, of the row group, of the columns' names and
@@ -48,11 +48,11 @@ class CachedSource:
     def __init__(self, source: Source, folder: Path, limit: int) -> None:
         if limit < 1:
             raise ConfigError("limit", f"must be >= 1 byte, got {limit}")
-        self._source, self._folder, self._limit = source, folder, limit
+        super().__init__(source)
+        self._folder, self._limit = folder, limit
         self._room = 0  # bytes to write before the folder is listed again; threads may count a file too few
-        self.schema, self.row_groups = source.schema, source.row_groups
         if self.row_groups:
-            identity_of(source, self.row_groups[0])  # raises here, not at the first read, if it is not to be had
+            self.identity(self.row_groups[0])  # raises here, not at the first read, if it is not to be had
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(f"{_UNFINISHED}*"):
@@ -60,36 +60,13 @@ class CachedSource:
         except OSError as error:
             raise CacheError(str(folder), f"cannot be used ({error.strerror}); name another folder") from error
 
-    def nbytes(self, columns: Sequence[str]) -> int:
-        """Return the source's estimate."""
-        return self._source.nbytes(columns)
-
-    def bounds(self, column: str) -> Bounds | None:
-        """Return the source's bounds of a column; None if it has none."""
-        return self._source.bounds(column) if isinstance(self._source, Bounded) else None
-
-    @property
-    def version(self) -> int:
-        """The version of the table that the source reads; `NO_VERSION` if it reads none."""
-        return version_of(self._source)
-
     def at(self, version: int) -> "CachedSource":
         """Return a cache, in the same folder, of another version of the source."""
         return CachedSource(at_version(self._source, version), self._folder, self._limit)
 
-    @property
-    def least_window(self) -> int:
-        """See `farandole.data.formats.row_groups.least_window`."""
-        return least_window(self._source)
-
-    @property
-    def in_flight(self) -> int:
-        """See `farandole.data.formats.row_groups.in_flight`."""
-        return in_flight(self._source)
-
     def check(self) -> None:
         """Check all files of the source: they must not change, although cached row groups are not read again."""
-        recheck(self._source)
+        self._source.recheck()
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read these columns of a row group, from the cache if it holds them."""
@@ -100,10 +77,6 @@ class CachedSource:
             if found.nbytes <= self._limit:
                 self._store(path, found)
         return found
-
-    def identity(self, row_group: RowGroup) -> str:
-        """See `farandole.data.formats.row_groups.identity_of`."""
-        return identity_of(self._source, row_group)
 
     def _name(self, row_group: RowGroup, columns: Sequence[str]) -> str:
         file = row_group.file

@@ -17,6 +17,7 @@ from farandole._native import read_files
 from farandole.data.formats.partitions import base_of
 from farandole.data.formats.places import files_below, has_signs, inner_path
 from farandole.data.formats.row_groups import File
+from farandole.data.formats.source import Source
 from farandole.data.stores.far_files import list_places, look_at, range_client
 from farandole.data.stores.ranges import RangeClient, RangeFile, Span, changed_file, difference_of
 from farandole.data.stores.urls import open_url, open_urls
@@ -24,7 +25,7 @@ from farandole.data.tables.marks import is_web, refuse_listed_table, refuse_tabl
 from farandole.errors import FarandoleError, SourceError
 from farandole.masking import hide_cause, mask, secret_values
 
-__all__ = ["Files", "OpenFile"]
+__all__ = ["Files", "FilesSource", "OpenFile"]
 
 # Threads that request sizes and marks of remote files; they wait most of the time.
 _LOOKERS = 16
@@ -355,6 +356,22 @@ class Files:
         found = [path for path in everything if not _is_note(path, folder)]
         chosen = [path for path in found if path.endswith(suffix)]
         return chosen if chosen or growing else found
+
+
+class FilesSource(Source):
+    """A source that reads the files `_listed` of the file system `_files` itself."""
+
+    _files: Files
+    _listed: Sequence[File]
+
+    @property
+    def in_flight(self) -> int:
+        """See `Source.in_flight`."""
+        return self._files.client.flight.most if self._files.client is not None else 0
+
+    def check(self) -> None:
+        """Raise `SourceError` if a file has changed or vanished since it was opened."""
+        self._files.check(self._listed)
 
 
 def _local_file(path: str, found: os.stat_result) -> File:

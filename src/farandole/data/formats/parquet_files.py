@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data.formats.encryption import refuse_encrypted
-from farandole.data.formats.file_systems import Files
+from farandole.data.formats.file_systems import Files, FilesSource
 from farandole.data.formats.old_times import is_julian, times_as_meant
 from farandole.data.formats.parquet_summary import Footer, Summary, footers_in, read_summary
 from farandole.data.formats.partitions import add_partitions, partition_fields, value_in_path
@@ -27,7 +27,7 @@ _OPENERS = 16
 _OLD_WRITER = re.compile(r"parquet-mr version (0\.|1\.[0-2]\.)")
 
 
-class ParquetFiles:
+class ParquetFiles(FilesSource):
     """Parquet files that are read without a table's log; each is opened for its footer.
 
     Files that a `_metadata` file in their folder describes are not opened. Folders below `base` name columns.
@@ -106,21 +106,16 @@ class ParquetFiles:
             self._schemas[columns] = pa.schema([self.schema.field(name) for name in columns])
         return self._schemas[columns]
 
-    @property
-    def in_flight(self) -> int:
-        """See `farandole.data.formats.row_groups.in_flight`."""
-        return self._files.client.flight.most if self._files.client is not None else 0
-
     def check(self) -> None:
         """Raise `SourceError` if a file has changed or vanished since it was opened.
 
         Does nothing for web servers, which have no listings: their files are checked when they are read."""
         if not (self._files.web and self._files.client is not None):
-            self.recheck()
+            super().check()
 
     def recheck(self) -> None:
         """Check each file, even if that takes a request per file; raises as `check` does."""
-        self._files.check(self._listed)
+        super().check()
 
     def bounds(self, column: str) -> Bounds | None:
         """Return a column's bounds in each row group, from footers or folder names; None for types without bounds."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["Bounded", "Bounds", "Condition", "bounded_kind", "may_hold", "rows_that_hold"]
+__all__ = ["Bounds", "Condition", "bounded_kind", "may_hold", "rows_that_hold"]
 
 _ROW = "farandole row"
 
@@ -25,15 +25,6 @@ class Bounds:
     least: pa.Array
     most: pa.Array
     nulls: NDArray[np.int64]
-
-
-@runtime_checkable
-class Bounded(Protocol):
-    """A source that can have bounds of its columns."""
-
-    def bounds(self, column: str) -> Bounds | None:
-        """Return the column's bounds in all row groups, None if it has none; reads no file."""
-        ...
 
 
 def bounded_kind(kind: pa.DataType) -> bool:

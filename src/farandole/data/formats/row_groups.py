@@ -1,39 +1,22 @@
-"""Row groups of files, and the protocol of sources that read them.
+"""Files, and the row groups in them.
 
 Imports no module that reads files: ranks that get a DataFrame's rows start without those."""
 
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import eq
-from typing import Protocol, overload, runtime_checkable
+from typing import overload
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from farandole.masking import mask
 
-__all__ = [
-    "File",
-    "Rechecked",
-    "RowGroup",
-    "RowGroups",
-    "Source",
-    "contents_of",
-    "fingerprint",
-    "identity_of",
-    "in_flight",
-    "least_window",
-    "mixes",
-    "recheck",
-    "rows_in",
-]
-
-_LEAST_WINDOW = 64  # rows; a smaller window would mix rows badly
+__all__ = ["File", "RowGroup", "RowGroups", "fingerprint", "rows_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,87 +83,6 @@ class RowGroups(Sequence[RowGroup]):
 
     def __repr__(self) -> str:
         return f"RowGroups({len(self)} of {len(self.files)} files)"
-
-
-class Source(Protocol):
-    """Row groups in a fixed order, and methods to read them from any thread. Can be pickled."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Names and types of all columns."""
-        ...
-
-    @property
-    def row_groups(self) -> Sequence[RowGroup]:
-        """All row groups, sorted by path and number."""
-        ...
-
-    def nbytes(self, columns: Sequence[str]) -> int:
-        """Estimate the bytes of memory that these columns of all row groups take."""
-        ...
-
-    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
-        """Read these columns into memory that the source does not reuse; raises `SourceError` naming the file."""
-        ...
-
-    def check(self) -> None:
-        """Raise `SourceError` if a file has changed or vanished since it was opened."""
-        ...
-
-
-@runtime_checkable
-class Rechecked(Protocol):
-    """A source whose `check` omits files that are checked when they are read."""
-
-    def recheck(self) -> None:
-        """Look at all files; raises as `check` does."""
-        ...
-
-
-def in_flight(source: Source) -> int:
-    """Return how many row groups of `source` to read at a time, for the current latency of its store.
-
-    Sources of remote files have this property. For local files, returns 0: the number of workers decides."""
-    # Not a check of a protocol, which takes 20 microseconds: this is called several times for each row group.
-    found: int = getattr(source, "in_flight", 0)
-    return found
-
-
-def least_window(source: Source) -> int:
-    """Return the least number of rows of a lane that are shuffled together.
-
-    Sources whose rows need little shuffling within lanes have this property."""
-    found: int = getattr(source, "least_window", _LEAST_WINDOW)
-    return found
-
-
-def mixes(source: Source) -> bool:
-    """Return whether rounds are made larger to mix the rows of many row groups."""
-    return least_window(source) >= _LEAST_WINDOW
-
-
-def identity_of(source: Source, row_group: RowGroup) -> str:
-    """Return what distinguishes the rows of a row group from those that other sources make of the same file.
-
-    Sources that choose or decode rows have a method `identity` for that. For others, returns ""."""
-    identity: Callable[[RowGroup], str] | None = getattr(source, "identity", None)
-    return "" if identity is None else identity(row_group)
-
-
-def contents_of(source: Source, row_groups: Sequence[RowGroup]) -> Sequence[bytes | None]:
-    """Return the bytes of each row group, read together, for `source.columns`; None for those it reads by itself.
-
-    Sources of small files have a method `contents` for that."""
-    contents: Callable[[Sequence[RowGroup]], Sequence[bytes | None]] | None = getattr(source, "contents", None)
-    return [None] * len(row_groups) if contents is None else contents(row_groups)
-
-
-def recheck(source: Source) -> None:
-    """Check all files of `source`; for rows that will not be read from the files again."""
-    if isinstance(source, Rechecked):
-        source.recheck()
-    else:
-        source.check()
 
 
 def rows_in(row_groups: Sequence[RowGroup]) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from farandole.data.formats.compression import is_packed, unpack
 from farandole.data.formats.fields import Arrays, Field, Numbers
-from farandole.data.formats.file_systems import Files
+from farandole.data.formats.file_systems import Files, FilesSource
 from farandole.data.formats.function_keys import key_of
 from farandole.data.formats.places import Places, texts_of
 from farandole.data.formats.row_groups import File, RowGroup, RowGroups, rows_in
@@ -113,7 +113,7 @@ def files(
     return FileSource(opened, listed, made, decode, gather)
 
 
-class FileSource:
+class FileSource(FilesSource):
     """Source of samples in files of one format; `classes` are the names of images' folders, by label. See `files`."""
 
     def __init__(
@@ -143,7 +143,7 @@ class FileSource:
         self._row_bytes = columns_of([first_values(first)], names[:1], self.schema)
 
     def identity(self, row_group: RowGroup) -> str:
-        """See `farandole.data.formats.row_groups.identity_of`; raises `ConfigError` if `decode` cannot be pickled."""
+        """Return what identifies format and `decode`; raises `ConfigError` if `decode` cannot be pickled."""
         return self._identity
 
     @cached_property
@@ -160,13 +160,8 @@ class FileSource:
 
     @property
     def least_window(self) -> int:
-        """See `row_groups.least_window`; 1 for files of one sample, as the order shuffles files."""
+        """1 for files of one sample, as the order shuffles files; else a few rows."""
         return 1 if self._format.whole else _LEAST_WINDOW
-
-    @property
-    def in_flight(self) -> int:
-        """See `farandole.data.formats.row_groups.in_flight`."""
-        return self._files.client.flight.most if self._files.client is not None else 0
 
     def nbytes(self, columns: Sequence[str]) -> int:
         """Estimate the bytes from the first sample."""
@@ -185,7 +180,7 @@ class FileSource:
         return columns_of(samples, names, pa.schema([self.schema.field(column) for column in columns]))
 
     def contents(self, row_groups: Sequence[RowGroup]) -> Sequence[bytes | None]:
-        """See `farandole.data.formats.row_groups.contents_of`; None for large ones, and for files that have changed."""
+        """See `Source.contents`; None for large row groups, and for files that have changed."""
         found: list[bytes | None] = [None] * len(row_groups)
         if self._files.local and len(row_groups) > 1:
             spans = [(group.file, *self._span(group)) for group in row_groups]

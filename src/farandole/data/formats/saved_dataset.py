@@ -11,9 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from farandole.data.formats.file_systems import Files
+from farandole.data.formats.file_systems import Files, FilesSource
 from farandole.data.formats.places import Place, text_of
-from farandole.data.formats.pruning import Bounds
 from farandole.data.formats.row_groups import File, RowGroup
 from farandole.data.formats.schemas import one_schema, with_types
 from farandole.data.stores.ranges import Span
@@ -30,7 +29,7 @@ _CONTINUES = 0xFFFFFFFF
 _RECORD_BATCH, _DICTIONARY = 3, 2  # kinds of messages; 1 is the schema
 
 
-class SavedDataset:
+class SavedDataset(FilesSource):
     """Rows of a folder of `save_to_disk`; record batches are the row groups.
 
     `opened` is the URL's store, if it has been opened. Raises `SourceError` for a folder that `save_to_disk` did not
@@ -84,19 +83,6 @@ class SavedDataset:
         if self._files.client is None:
             self._files.check([file])
         return with_types(pa.Table.from_batches([batch]).select(list(columns)), self.schema)
-
-    @property
-    def in_flight(self) -> int:
-        """See `farandole.data.formats.row_groups.in_flight`."""
-        return self._files.client.flight.most if self._files.client is not None else 0
-
-    def check(self) -> None:
-        """Raise `SourceError` if a file has changed or vanished since it was opened."""
-        self._files.check(self._listed)
-
-    def bounds(self, column: str) -> Bounds | None:
-        """Return None: streams have no bounds."""
-        return None
 
     def _index(self, file: File) -> tuple[pa.Schema, list[tuple[Span, int]]]:
         """Return the schema of a stream, and the byte range and rows of each of its record batches."""

@@ -13,10 +13,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from farandole.data.formats.columns import check_names
-from farandole.data.formats.pruning import Bounded, Bounds, Condition, may_hold, rows_that_hold
-from farandole.data.formats.row_groups import RowGroup, Source, identity_of, in_flight, least_window, recheck
+from farandole.data.formats.pruning import Bounds, Condition, may_hold, rows_that_hold
+from farandole.data.formats.row_groups import RowGroup
+from farandole.data.formats.source import DerivedSource, Source
 from farandole.data.loading.settings import check_source
-from farandole.data.tables.versions import at_version, version_of
+from farandole.data.tables.versions import at_version
 from farandole.errors import ConfigError, DataError
 
 __all__ = ["Condition", "Predicate", "SelectedSource", "Where"]
@@ -43,7 +44,7 @@ class Predicate(Protocol):
 Where: TypeAlias = Predicate | Sequence[Condition] | Sequence[Sequence[Condition]]
 
 
-class SelectedSource:
+class SelectedSource(DerivedSource):
     """The rows of `source` that `where` chooses.
 
     `where` is a predicate, a list of conditions that must all hold, or a list of such lists, of which one must hold.
@@ -62,8 +63,7 @@ class SelectedSource:
         frames: bool = False,
     ) -> None:
         check_source(source)
-        self._source, self._where, self._frames = source, where, frames
-        self.schema = source.schema
+        self._where, self._frames = where, frames
         columns, choose, branches = _as_function(where, frames)
         check_names(source.schema, columns)
         _check_values(source.schema, branches)
@@ -78,13 +78,7 @@ class SelectedSource:
         for group, mask in zip(asked, chosen, strict=True):
             if count := int(mask.sum()):
                 self._bits[RowGroup(group.file, group.number, count)] = group, np.packbits(mask)
-        self.row_groups: Sequence[RowGroup] = tuple(self._bits)
-
-    def nbytes(self, columns: Sequence[str]) -> int:
-        """Estimate the bytes from the source's, by the share of chosen rows."""
-        rows = sum(group.rows for group in self._source.row_groups)
-        chosen = sum(group.rows for group in self.row_groups)
-        return self._source.nbytes(columns) * chosen // max(1, rows)
+        super().__init__(source, tuple(self._bits))
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read these columns of a row group's chosen rows; raises `SourceError` naming the file."""
@@ -93,13 +87,13 @@ class SelectedSource:
         return self._source.read(whole, columns).filter(pa.array(mask))
 
     def identity(self, row_group: RowGroup) -> str:
-        """See `farandole.data.formats.row_groups.identity_of`: which rows are chosen."""
+        """Return which rows are chosen, and the source's identity of the row group."""
         whole, bits = self._bits[row_group]
-        return f"{identity_of(self._source, whole)} {whole.rows} {hashlib.sha256(bits.tobytes()).hexdigest()}"
+        return f"{self._source.identity(whole)} {whole.rows} {hashlib.sha256(bits.tobytes()).hexdigest()}"
 
     def bounds(self, column: str) -> Bounds | None:
         """Return the source's bounds of a column, which hold for the chosen rows, too; None if it has none."""
-        known = self._source.bounds(column) if isinstance(self._source, Bounded) else None
+        known = self._source.bounds(column)
         if known is None:
             return None
         places = {group: place for place, group in enumerate(self._source.row_groups)}
@@ -107,32 +101,9 @@ class SelectedSource:
         # The number of nulls among the chosen rows is unknown.
         return Bounds(known.least.take(kept), known.most.take(kept), np.full(len(kept), -1))
 
-    @property
-    def version(self) -> int:
-        """The version of the table that the source reads; `NO_VERSION` if it reads none."""
-        return version_of(self._source)
-
     def at(self, version: int) -> "SelectedSource":
         """Return the rows that `where` chooses in another version of the source."""
         return SelectedSource(at_version(self._source, version), self._where, frames=self._frames)
-
-    @property
-    def least_window(self) -> int:
-        """See `farandole.data.formats.row_groups.least_window`."""
-        return least_window(self._source)
-
-    @property
-    def in_flight(self) -> int:
-        """See `farandole.data.formats.row_groups.in_flight`."""
-        return in_flight(self._source)
-
-    def recheck(self) -> None:
-        """Check all files, even if that takes a request per file; raises as `check` does."""
-        recheck(self._source)
-
-    def check(self) -> None:
-        """Raise `SourceError` if a file has changed or vanished since it was opened."""
-        self._source.check()
 
 
 def _as_function(
@@ -213,7 +184,7 @@ def _possible(source: Source, branches: Sequence[Sequence[Condition]]) -> NDArra
     """Return for each row group whether any row of it may be chosen."""
     rows = [group.rows for group in source.row_groups]
     everywhere = np.ones(len(rows), bool)
-    if not branches or not isinstance(source, Bounded):
+    if not branches:
         return everywhere
     known = {name: source.bounds(name) for name in {condition[0] for branch in branches for condition in branch}}
     possible = np.zeros(len(rows), bool)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from farandole.data.formats.columns import check_names
-from farandole.data.formats.row_groups import File, RowGroup, RowGroups, Source
+from farandole.data.formats.row_groups import File, RowGroup, RowGroups
+from farandole.data.formats.source import Source
 
 __all__ = ["ShardSource", "is_own", "read_streams"]
 
@@ -15,7 +16,7 @@ __all__ = ["ShardSource", "is_own", "read_streams"]
 _OWN = "this rank's own"
 
 
-class ShardSource:
+class ShardSource(Source):
     """Uncompressed Arrow IPC streams in a file that only this rank has, and that no longer changes.
 
     Reading copies nothing. `FeedLoader` makes batches of the rows; `SelectedSource` chooses rows. Can be pickled for
@@ -26,7 +27,7 @@ class ShardSource:
         self._path = str(path)
         with pa.memory_map(self._path) as mapped:
             table = read_streams(mapped.read_buffer())
-        self.schema: pa.Schema = table.schema
+        self.schema = table.schema
         self._batches = table.to_batches()
         file = File(self._path, os.stat(self._path).st_size, _OWN)
         self.row_groups: Sequence[RowGroup] = tuple(

@@ -6,23 +6,23 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from farandole.data.formats.file_systems import Files
+from farandole.data.formats.file_systems import Files, FilesSource
 from farandole.data.formats.parquet_files import ParquetFiles
 from farandole.data.formats.places import Places, texts_of
-from farandole.data.formats.pruning import Bounds
-from farandole.data.formats.row_groups import File, RowGroup, in_flight, recheck
+from farandole.data.formats.row_groups import File, RowGroup
 from farandole.data.formats.schemas import one_schema, with_types
+from farandole.data.formats.source import DerivedSource
 from farandole.data.loading.agreement import Gather, from_first, place_in, together
 from farandole.data.stores.urls import is_local
 from farandole.data.tables.folders import LoggedSource, TableFolder, find_table
-from farandole.data.tables.versions import at_version, version_of
+from farandole.data.tables.versions import at_version
 from farandole.errors import ConfigError
 from farandole.masking import mask
 
 __all__ = ["ArrowSource", "ParquetSource"]
 
 
-class ParquetSource:
+class ParquetSource(DerivedSource):
     """Rows of Parquet files: of one file, folder or glob, or a list of these; `options` are the file system's.
 
     Making a source reads all footers. Folders named "column=value" below the given one add a column. The folder of a
@@ -44,47 +44,13 @@ class ParquetSource:
         gather: Gather | None = None,
         verify: bool = False,
     ) -> None:
-        self._source = _open(texts_of(urls), options, version, gather, verify=verify)
-        self.schema = self._source.schema
-        self.row_groups: Sequence[RowGroup] = self._source.row_groups
-
-    @property
-    def version(self) -> int:
-        """The version of the table; `NO_VERSION` for plain files."""
-        return version_of(self._source)
+        super().__init__(_open(texts_of(urls), options, version, gather, verify=verify))
 
     def at(self, version: int) -> "ParquetSource":
         """Return the same table at another version."""
-        other, source = copy(self), at_version(self._source, version)
-        assert isinstance(source, LoggedSource), "only tables have versions"
-        other._source = source
-        other.schema, other.row_groups = other._source.schema, other._source.row_groups
+        other = copy(self)
+        DerivedSource.__init__(other, at_version(self._source, version))
         return other
-
-    def nbytes(self, columns: Sequence[str]) -> int:
-        """Return the sum of the columns' uncompressed sizes in the footers; for a table, an estimate."""
-        return self._source.nbytes(columns)
-
-    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
-        """Read these columns; raises `SourceError` naming the file."""
-        return self._source.read(row_group, columns)
-
-    @property
-    def in_flight(self) -> int:
-        """See `farandole.data.formats.row_groups.in_flight`."""
-        return in_flight(self._source)
-
-    def recheck(self) -> None:
-        """Check all files, even if that takes a request per file; raises as `check` does."""
-        recheck(self._source)
-
-    def check(self) -> None:
-        """Raise `SourceError` if a file has changed or vanished since it was opened."""
-        self._source.check()
-
-    def bounds(self, column: str) -> Bounds | None:
-        """Return a column's bounds in each row group; None if there are none."""
-        return self._source.bounds(column)
 
 
 def _open(
@@ -138,7 +104,7 @@ def _open_found(
     return ParquetFiles(files, listed, base, gather)
 
 
-class ArrowSource:
+class ArrowSource(FilesSource):
     """Rows of Arrow IPC files (Feather version 2); record batches are the row groups. URLs are as for `ParquetSource`.
 
     Making a source reads all record batches, for their numbers of rows."""
@@ -175,7 +141,3 @@ class ArrowSource:
             table = pa.Table.from_batches([reader.get_batch(row_group.number)]).select(list(columns))
         self._files.check([row_group.file])
         return with_types(table, self.schema)
-
-    def check(self) -> None:
-        """Raise `SourceError` if a file has changed or vanished since it was opened."""
-        self._files.check(self._listed)

@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-import pyarrow as pa
-
 from farandole.data.formats.file_systems import Files
 from farandole.data.formats.parquet_files import ParquetFiles
 from farandole.data.formats.partitions import base_of
 from farandole.data.formats.places import Place, text_of
-from farandole.data.formats.row_groups import File, RowGroup, Source, in_flight, rows_in
+from farandole.data.formats.row_groups import File, RowGroup
 from farandole.data.formats.sample_formats import Decode, Format, Images, Json, Lines, Shards, Whole
 from farandole.data.formats.samples import FileSource
+from farandole.data.formats.source import DerivedSource, Source
 from farandole.data.loading.agreement import Gather, together
 from farandole.data.loading.state import NO_VERSION
 from farandole.data.stores.urls import open_url
@@ -292,29 +291,11 @@ def _by_file(source: Source) -> list[tuple[File, list[RowGroup]]]:
     return list(found.values())
 
 
-class _Added:
+class _Added(DerivedSource):
     """Source of the row groups in some files of a table."""
 
+    version = NO_VERSION  # of a loader's state: the table has another one in each generation
+
     def __init__(self, source: Source, paths: set[str]) -> None:
-        self._source, self.schema = source, source.schema
-        self.row_groups: Sequence[RowGroup] = tuple(
-            group for file, groups in _by_file(source) if file.path in paths for group in groups
-        )
-
-    def nbytes(self, columns: Sequence[str]) -> int:
-        """Estimate the bytes from the table's, by the share of rows."""
-        rows = int(rows_in(self._source.row_groups).sum())
-        return self._source.nbytes(columns) * int(rows_in(self.row_groups).sum()) // max(1, rows)
-
-    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
-        """Read these columns."""
-        return self._source.read(row_group, columns)
-
-    @property
-    def in_flight(self) -> int:
-        """See `farandole.data.formats.row_groups.in_flight`."""
-        return in_flight(self._source)
-
-    def check(self) -> None:
-        """Check the table."""
-        self._source.check()
+        groups = [group for file, groups in _by_file(source) if file.path in paths for group in groups]
+        super().__init__(source, tuple(groups))

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from farandole.data.formats.row_groups import File, Source, rows_in
+from farandole.data.formats.row_groups import File, rows_in
+from farandole.data.formats.source import Source
 from farandole.data.loading.agreement import Gather, from_first, together
 from farandole.data.loading.arrivals import Arrived, Growing, Seen
 from farandole.data.loading.batches import Batch

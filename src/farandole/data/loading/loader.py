@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from farandole.data.formats.columns import check_names, columns_to_read
 from farandole.data.formats.fields import lengths_in_rows, plan_fields
-from farandole.data.formats.row_groups import RowGroup, Source, fingerprint, in_flight, least_window, mixes, rows_in
+from farandole.data.formats.row_groups import RowGroup, fingerprint, rows_in
 from farandole.data.formats.shard_source import is_own
+from farandole.data.formats.source import LEAST_WINDOW, Source
 from farandole.data.loading.agreement import Gather, agree, in_step, together
 from farandole.data.loading.batches import Batch, BatchBuffer, empty_like, fill_up, joined, rows_of
 from farandole.data.loading.meter import Meter, Metrics
@@ -21,7 +22,7 @@ from farandole.data.loading.reading import ROUND_BYTES, Reading, checked_meanwhi
 from farandole.data.loading.rounds import Columns, Piece, Reader
 from farandole.data.loading.settings import check_loader, check_source
 from farandole.data.loading.state import NO_SEED, NO_VERSION, State
-from farandole.data.tables.versions import at_version, same_version, version_of
+from farandole.data.tables.versions import at_version, same_version
 from farandole.errors import ConfigError, DataError
 
 __all__ = ["LANES_BYTES", "SMALLER", "Loader"]
@@ -147,7 +148,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches that are left in this epoch; the next iteration begins the next epoch."""
-        far = in_flight(self._source) > 0
+        far = self._source.in_flight > 0
         if not far:
             together(self._source.check, self._gather)
         meter = self._meter = Meter(self._epoch)
@@ -195,7 +196,7 @@ class Loader:
             lanes=self._order.lanes,
             window=self._order.window,
             fingerprint=self._fingerprint,
-            version=version_of(self._source),
+            version=self._source.version,
             permuted=int(self._order.permuted),
         ).as_dict()
 
@@ -206,7 +207,7 @@ class Loader:
         version of the table, all ranks open that one together. Raises `ConfigError` for the state of other data,
         `SourceError` for a version that is gone."""
         found = State.of(state)
-        if found.version != version_of(self._source):
+        if found.version != self._source.version:
             self._source = together(lambda: at_version(self._source, found.version), self._gather)
             self._prepare(self._gather)
         if found.fingerprint != self._fingerprint:
@@ -236,17 +237,17 @@ class Loader:
         asked, rows = self._reading, rows_in(self._source.row_groups)
         self._row_bytes = max(1, nbytes // max(1, int(rows.sum())))
         # In file order there is one lane per rank; a shuffled order does not depend on the number of ranks.
-        per_lane = FAR_PER_LANE if in_flight(source) else PER_LANE
+        per_lane = FAR_PER_LANE if source.in_flight else PER_LANE
         in_order = not asked.shuffle or not asked.shuffle_row_groups
         most_bytes = max(LANES_BYTES, asked.shuffle_bytes, (asked.shuffle_window or 0) * self._row_bytes)
         chosen = self._size if in_order else choose_lanes(rows, nbytes, most_bytes=most_bytes, per_lane=per_lane)
         lanes = asked.lanes or chosen
-        mixed = asked.shuffle and mixes(source)
+        mixed = asked.shuffle and source.least_window >= LEAST_WINDOW
         usual_bytes = ROUND_BYTES * self._size if in_order else ROUND_BYTES
         self._order = order = self._make_order(lanes, usual_bytes, asked.shuffle_bytes if mixed else 0, asked.seed)
         if mixed and lanes < MIXED and order.round_rows < rows.max(initial=0) and self._rank == 0:
             log.warning(_LOCAL, order.round_rows, rows.max(), asked.shuffle_bytes)
-        self._fingerprint = fingerprint(source.row_groups, of_table=version_of(source) != NO_VERSION)
+        self._fingerprint = fingerprint(source.row_groups, of_table=source.version != NO_VERSION)
         agree("the data", f"{len(rows)} row groups of {rows.sum()} rows, fingerprint {self._fingerprint:x}", gather)
         agree("the columns", self._kinds_text(), gather)
         agree("the loader", f"{self._settings()}, {self._order_text()}", gather)
@@ -293,7 +294,7 @@ class Loader:
             window = 1  # the order shuffles row groups; a larger window would only delay the first batch
         else:
             chosen = choose_window(rows, lanes, self._row_bytes, usual_bytes=usual_bytes, most_bytes=most_bytes)
-            window = max(least_window(self._source), chosen)
+            window = max(self._source.least_window, chosen)
         return Order(
             row_groups=rows,
             lanes=lanes,
@@ -372,7 +373,7 @@ class Loader:
 
     def _few_rows(self) -> Columns:
         first = next((group for group in self._source.row_groups if group.rows), None)
-        piece: Piece = dict(self._no_rows) if first is None else self._reader(first)
+        piece: Piece = dict(self._no_rows) if first is None else self._reader.read(first)
         return joined(transformed(self._reading.transform, piece, self._no_rows))
 
     def _empty(self) -> Columns:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from farandole.data.formats.fields import FieldOptions
 from farandole.data.formats.nulls import nulls_in, settled
-from farandole.data.formats.row_groups import RowGroup, in_flight
+from farandole.data.formats.row_groups import RowGroup
 from farandole.data.loading.batches import joined, rows_of
 from farandole.data.loading.order import EpochOrder
 from farandole.data.loading.plans import GlobalPlan
@@ -106,11 +106,11 @@ def read_pieces(
 
     with ExitStack() as stack:
         # Threads that wait for a store use no processor: one for each request in flight, and a quarter more to decode.
-        far = not asked.processes and in_flight(reader.source) > 0
+        far = not asked.processes and reader.source.in_flight > 0
         least = max(1, asked.workers)
 
         def wanted() -> int:
-            return in_flight(reader.source) if far else least
+            return reader.source.in_flight if far else least
 
         def weigh(number: int) -> int:
             return RUN_BYTES if far else int(rows[number]) * row_bytes

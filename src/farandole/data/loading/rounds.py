@@ -4,7 +4,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -14,7 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from farandole.data.formats.fields import Field
-from farandole.data.formats.row_groups import RowGroup, Source, contents_of
+from farandole.data.formats.row_groups import RowGroup
+from farandole.data.formats.source import Source, convert
 from farandole.data.loading import pool
 from farandole.data.loading.order import EpochOrder, Extent
 from farandole.data.loading.plans import GlobalPlan
@@ -47,49 +47,26 @@ class Reader:
         Row groups in `known` were read before: each is taken from there once, and not read again."""
         groups = self.source.row_groups
         row_groups = [groups[number] for number in numbers]
-        contents = attempt(contents_of, self.source, row_groups)
+        contents = attempt(self.source.contents, row_groups)
         if isinstance(contents, BaseException):
             contents = [None] * len(row_groups)  # reading the row group by itself raises the error
         for row_group, content in zip(row_groups, contents, strict=True):
-            table = known.pop(row_group, None) if known else None
-            if table is None:
-                yield attempt(self._read, row_group, content)
-            else:
-                yield attempt(self._convert, row_group, table)
+            yield attempt(self.read, row_group, content, known.pop(row_group, None) if known else None)
 
-    def __call__(self, row_group: RowGroup) -> Piece:
-        """Return all columns of the row group; raises the errors that `each` yields."""
-        return self._read(row_group, None)
-
-    def _read(self, row_group: RowGroup, content: bytes | None) -> Piece:
-        columns: Callable[..., Piece] | None = getattr(self.source, "columns", None)
-        if columns is None:
-            return self._convert(row_group, self.source.read(row_group, [field.name for field in self.fields]))
-        with self._naming(row_group):
-            made = columns(row_group, self.fields, content)
-        self._check(row_group, len(next(iter(made.values()))))
-        return made
-
-    def _convert(self, row_group: RowGroup, table: pa.Table) -> Piece:
-        self._check(row_group, table.num_rows)
-        with self._naming(row_group):
-            return {field.name: field.values(table[field.name]) for field in self.fields}
-
-    def _check(self, row_group: RowGroup, rows: int) -> None:
-        if rows != row_group.rows:
-            raise SourceError(
-                row_group.file.path,
-                f"row group {row_group.number} has {rows} rows, not the {row_group.rows} of the plan",
-            )
-
-    @contextmanager
-    def _naming(self, row_group: RowGroup) -> Iterator[None]:
+    def read(self, row_group: RowGroup, content: bytes | None = None, table: pa.Table | None = None) -> Piece:
+        """Return all columns of a row group, from `content` or `table` if given; raises what `each` yields."""
+        source, fields = self.source, self.fields
         try:
-            yield
+            made = source.columns(row_group, fields, content) if table is None else convert(table, fields)
         except DataError as error:
             raise DataError(error.column, f"{row_group}: {error.problem}") from error
         except pa.ArrowException as error:
             raise DataError("", f"{row_group}: {error}") from error
+        rows = len(next(iter(made.values())))
+        if rows != row_group.rows:
+            problem = f"row group {row_group.number} has {rows} rows, not the {row_group.rows} of the plan"
+            raise SourceError(row_group.file.path, problem)
+        return made
 
 
 @dataclass(frozen=True, slots=True)

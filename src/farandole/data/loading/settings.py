@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import get_args
 
+from farandole.data.formats.source import Source
 from farandole.data.loading.plans import Policy
 from farandole.errors import ConfigError
 
@@ -26,7 +27,7 @@ def check_seconds(setting: str, value: object) -> None:
 
 def check_source(source: object) -> None:
     """Raise `ConfigError` unless `source` is a `Source`."""
-    if not all(hasattr(source, name) for name in ("schema", "row_groups", "read")):
+    if not isinstance(source, Source):
         raise ConfigError("source", f"must be a source of rows such as ParquetSource(url), got {source!r}")
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from farandole.data.formats.columns import check_names
 from farandole.data.formats.fields import FieldOptions
-from farandole.data.formats.row_groups import Source
+from farandole.data.formats.source import Source
 from farandole.data.loading.order import choose_lanes
 from farandole.errors import DataError
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from farandole.data.formats.encryption import refuse_encrypted
-from farandole.data.formats.file_systems import Files
+from farandole.data.formats.file_systems import Files, FilesSource
 from farandole.data.formats.old_times import times_as_meant
 from farandole.data.formats.parquet_files import spans_of
 from farandole.data.formats.pruning import Bounds, bounded_kind
@@ -77,7 +77,7 @@ class TableColumn:
         return next((schema.field(name) for name in self.names if name in schema.names), None)
 
 
-class TableSource:
+class TableSource(FilesSource):
     """Rows of a table at one version, from the files, row counts and columns that its log lists.
 
     `gone` is the error text for a file that no longer exists. Making a source opens only files whose row count the log
@@ -87,13 +87,14 @@ class TableSource:
         self._files = replace(files, gone=gone)
         self._data = self._with_rows(data)
         self._columns = {column.field.name: column for column in columns}
+        self._listed = [each.file for each in self._data]
         self._by_path = {each.file.path: each for each in self._data}
         if len(self._by_path) < len(self._data):
             raise SourceError(self._data[0].file.path, "the table's log has a file twice")
         self._footers: dict[str, pq.FileMetaData] = {}  # of files in several pieces, and of remote files
         self.schema = pa.schema([column.field for column in columns])
         counts = [each.pieces for each in self._data]
-        self.row_groups: Sequence[RowGroup] = RowGroups([each.file for each in self._data], counts, self._sizes(counts))
+        self.row_groups: Sequence[RowGroup] = RowGroups(self._listed, counts, self._sizes(counts))
 
     def _sizes(self, counts: Sequence[int]) -> NDArray[np.int64]:
         """Return the number of rows of each piece, without deleted rows."""
@@ -147,17 +148,12 @@ class TableSource:
         mask = data.mask(first, last)
         return table if mask is None else table.filter(pa.array(mask))
 
-    @property
-    def in_flight(self) -> int:
-        """See `farandole.data.formats.row_groups.in_flight`."""
-        return self._files.client.flight.most if self._files.client is not None else 0
-
     def check(self) -> None:
         """Raise `SourceError` if a local file has changed or vanished.
 
         Files of a table are written once, so remote files are not checked here; reading a missing one is an error."""
         if self._files.local:
-            self._files.check([each.file for each in self._data])
+            super().check()
 
     def bounds(self, column: str) -> Bounds | None:
         """Return a column's bounds in each piece, from the log; None if the log has none."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data import CachedSource, Loader, ParquetSource, SelectedSource, Source, files
-from farandole.data.formats.row_groups import RowGroup, least_window
+from farandole.data.formats.row_groups import RowGroup
 from farandole.data.formats.sample_formats import Decode
 from farandole.errors import CacheError, ConfigError, SourceError
 from helpers.datasets import write_rows
@@ -309,7 +309,7 @@ def test_windows_do_not_grow_when_whole_files_are_cached_or_selected(tmp_path: P
     source = files(str(tmp_path / "1.bin"), format="bytes")
     cached = CachedSource(source, tmp_path / "cache", 1 << 20)
     for each in (source, cached, SelectedSource(cached, [("data", "=", b"1")])):
-        assert least_window(each) == 1
+        assert each.least_window == 1
 
 
 def test_a_function_that_cannot_be_told_from_others_is_refused(tmp_path: Path) -> None:

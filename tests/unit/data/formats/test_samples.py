@@ -25,6 +25,7 @@ from PIL import Image
 from pyarrow import feather
 
 from farandole.data import ArrowSource, CachedSource, FieldOptions, FileSource, Loader, ParquetSource, Reading, files
+from farandole.data.formats.source import LEAST_WINDOW, DerivedSource
 from farandole.data.loading.rounds import Reader
 from farandole.errors import ConfigError, DataError, SourceError
 
@@ -171,12 +172,10 @@ def test_arrays_of_several_lengths_are_ragged(tmp_path: Path) -> None:
     assert [row.tolist() for row in batch["ids"].rows()] == [list(range(n)) for n in range(6)]  # type: ignore[union-attr]
 
 
-class ByTable:
+class ByTable(DerivedSource):
     """A source whose columns are converted from Arrow's, as those of a cache are."""
 
-    def __init__(self, source: FileSource) -> None:
-        self.schema, self.row_groups = source.schema, source.row_groups
-        self.nbytes, self.read, self.check = source.nbytes, source.read, source.check
+    least_window = LEAST_WINDOW
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
