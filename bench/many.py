@@ -35,9 +35,11 @@ sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from farandole.errors import RendezvousError
 from farandole.launch.backend import Host
 from farandole.launch.backends.ssh import Ssh, SshBackend
-from farandole.meeting.handshake import FRAME_LENGTH, Steps, handshake_steps, new_secret, split_address
-from farandole.meeting.rounds import Caller, read_answer
-from farandole.meeting.server import REQUEST, RendezvousServer
+from farandole.meeting.addresses import split_address
+from farandole.meeting.frames import LENGTH, Steps, encode, frame
+from farandole.meeting.handshake import handshake_steps, new_secret
+from farandole.meeting.rounds import Caller, decode_result
+from farandole.meeting.server import RendezvousServer, Request
 from helpers.ssh_hosts import key, net_of, problem, serve, wait_for_server, write_client_config
 
 PROGRAM = """
@@ -92,9 +94,9 @@ def start(rounds: int, local: int) -> Race:
 
 def conversation(secret: bytes, rank: int, size: int) -> Steps[None]:
     """Yield the bytes that a rank sends and the numbers of bytes that it reads, up to the length of the answer."""
-    me = Caller(rank=rank, size=size, generation=0, round=0).pack()
+    me = encode(Caller(rank=rank, size=size, generation=0, round=0))
     yield from handshake_steps(secret, me=me, accept=False, where="the rendezvous")
-    yield REQUEST.pack(SECONDS, len(PAYLOAD), False) + PAYLOAD
+    yield frame(encode(Request(SECONDS, False, PAYLOAD)))
 
 
 class SimulatedRank:
@@ -126,7 +128,7 @@ class SimulatedRank:
             self.left -= len(data)
             self.answer += data if self.keeps else b""
         else:
-            wanted = self.wanted or FRAME_LENGTH.size
+            wanted = self.wanted or LENGTH.size
             data = self.sock.recv(wanted - len(self.received))
             self.received += data
             if len(self.received) == wanted:
@@ -142,7 +144,7 @@ class SimulatedRank:
         if self.wanted:
             self.wanted = self._advance(received)
         else:
-            (self.left,) = FRAME_LENGTH.unpack(received)
+            (self.left,) = LENGTH.unpack(received)
 
 
 def simulated(address: str, secret: bytes, size: int) -> tuple[float, int]:
@@ -175,7 +177,7 @@ def simulated(address: str, secret: bytes, size: int) -> tuple[float, int]:
                 selector.unregister(rank.sock)
                 rank.sock.close()
     seconds = time.monotonic() - started
-    assert read_answer(bytes(kept), address) == [PAYLOAD] * size, "the ranks got other payloads"
+    assert decode_result(bytes(kept), address) == [PAYLOAD] * size, "the ranks got other payloads"
     return seconds, retried
 
 

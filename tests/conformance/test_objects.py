@@ -1,14 +1,9 @@
 """Collectives over Python objects."""
 
-import struct
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from farandole.core.context import Context
-from farandole.core.operations.frames import split_frames
 from farandole.errors import InvalidRequest
 from helpers.bindings import BINDINGS, SIZES, Binding
 from helpers.ranks import run_ranks
@@ -46,9 +41,3 @@ def test_allgather_object_in_rank_order(binding: Binding, size: int) -> None:
         assert binding.hvd.allgather_object(None, name="none") == [None] * size
 
     run_ranks(size, body)
-
-
-@given(st.lists(st.binary(max_size=20)))
-def test_frames_are_cut_as_they_were_joined(parts: list[bytes]) -> None:
-    joined = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
-    assert [bytes(part) for part in split_frames(memoryview(joined))] == parts

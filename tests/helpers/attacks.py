@@ -20,7 +20,8 @@ from farandole.core.operations.kinds import ALLREDUCE
 from farandole.core.wiring import connect as connecting
 from farandole.core.wiring.peers import Arrivals
 from farandole.errors import FarandoleError, RendezvousError
-from farandole.meeting.handshake import join_address, new_secret
+from farandole.meeting.addresses import join_address
+from farandole.meeting.handshake import new_secret
 from farandole.meeting.rendezvous import Rendezvous, RendezvousServer, TcpRendezvous, from_environment
 from helpers.hosts import run_on_hosts
 from helpers.outcomes import RanksFailed

@@ -17,7 +17,8 @@ from typing import IO, Self
 import cloudpickle
 
 from farandole.config import Config
-from farandole.meeting.handshake import Deadline, new_secret, recv_frame, send_frame
+from farandole.meeting.frames import Deadline, recv_frame, send_frame
+from farandole.meeting.handshake import new_secret
 from farandole.meeting.rendezvous import RendezvousServer
 from farandole.topology import JobEnvironment
 from helpers.outcomes import Death, Outcome

@@ -15,7 +15,7 @@ import cloudpickle
 
 from farandole.core.context import Context
 from farandole.core.default import use
-from farandole.meeting.handshake import Deadline, recv_frame, send_frame
+from farandole.meeting.frames import Deadline, recv_frame, send_frame
 from farandole.meeting.rendezvous import from_environment
 
 PR_SET_PDEATHSIG = 1

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from farandole.meeting.handshake import MAGIC, NONCE_BYTES, split_address
+from farandole.meeting.addresses import split_address
+from farandole.meeting.handshake import MAGIC, NONCE_BYTES
 
 __all__ = ["Crowd", "crowd"]
 

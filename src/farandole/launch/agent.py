@@ -21,7 +21,7 @@ from farandole.launch.messages import MARKER, Messages
 from farandole.launch.processes import GRACE
 from farandole.launch.versions import own_versions
 from farandole.limits import naming_process_limit
-from farandole.meeting.handshake import split_address
+from farandole.meeting.addresses import split_address
 from farandole.topology import own_addresses
 
 __all__ = ["main"]

@@ -18,7 +18,8 @@ from farandole.launch.failures import Failure, culprit
 from farandole.launch.hosts import fill_slots
 from farandole.launch.processes import GRACE
 from farandole.limits import naming_process_limit
-from farandole.meeting.handshake import join_address, new_secret
+from farandole.meeting.addresses import join_address
+from farandole.meeting.handshake import new_secret
 from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import find_other_launch, note_launches
 from farandole.topology import TORCH_PLACES, JobEnvironment, Topology

@@ -33,7 +33,9 @@ from farandole.launch.pickling import dump_call, load_value
 from farandole.launch.processes import GRACE, RankProcess
 from farandole.limits import naming_process_limit
 from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, listen
-from farandole.meeting.handshake import join_address, new_secret, recv_frame, send_frame
+from farandole.meeting.addresses import join_address
+from farandole.meeting.frames import recv_frame, send_frame
+from farandole.meeting.handshake import new_secret
 from farandole.topology import interface_addresses, interface_names, loopback_address, own_addresses
 
 __all__ = ["MpirunOutput", "asked_of_mpirun", "call_by_mpirun"]

@@ -15,7 +15,7 @@ from farandole.errors import AuthenticationError, ConfigError, RendezvousError
 from farandole.launch.channel import WorkerFailure
 from farandole.launch.worker import flush_output, run_call
 from farandole.meeting.dialer import dial
-from farandole.meeting.handshake import Deadline, recv_frame, send_frame
+from farandole.meeting.frames import Deadline, recv_frame, send_frame
 from farandole.other_launchers import LAUNCHERS
 
 __all__ = ["ADDRESSES", "LARGEST_CALL", "SECRET", "main"]

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from farandole.errors import FarandoleError
-from farandole.meeting.handshake import HEAD_BYTES, Steps, handshake_steps, join_address
+from farandole.meeting.addresses import join_address
+from farandole.meeting.frames import Steps
+from farandole.meeting.handshake import HEAD_BYTES, handshake_steps
 
 __all__ = ["BACKLOG", "HANDSHAKE_TIMEOUT", "AcceptingThread", "Acceptor", "Admitted", "Refusals", "listen", "same_user"]
 

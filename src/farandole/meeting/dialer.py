@@ -7,7 +7,9 @@ from datetime import timedelta
 
 from farandole.errors import AuthenticationError
 from farandole.meeting.acceptor import same_user
-from farandole.meeting.handshake import Deadline, Steps, handshake_steps, recv_exactly, split_address
+from farandole.meeting.addresses import split_address
+from farandole.meeting.frames import Deadline, Steps, recv_exactly
+from farandole.meeting.handshake import handshake_steps
 
 __all__ = ["dial"]
 

@@ -17,10 +17,12 @@ from datetime import timedelta
 from typing import Self, TypeVar, cast
 
 from farandole.errors import FarandoleError, RendezvousError
+from farandole.meeting.addresses import split_address
 from farandole.meeting.dialer import dial
-from farandole.meeting.handshake import Deadline, new_secret, recv_frame, split_address
-from farandole.meeting.rounds import Answer, Caller, Meeting, read_answer
-from farandole.meeting.server import GOODBYE, MAX_PAYLOAD, REQUEST, RendezvousServer, answer_limit
+from farandole.meeting.frames import Deadline, encode, recv_frame, send
+from farandole.meeting.handshake import new_secret
+from farandole.meeting.rounds import Caller, Meeting, RoundResult, decode_result
+from farandole.meeting.server import GOODBYE, MAX_PAYLOAD, RendezvousServer, Request, result_limit
 from farandole.other_launchers import OtherLaunch, refuse_other_launch
 from farandole.topology import JobEnvironment
 
@@ -151,7 +153,7 @@ class TcpRendezvous(Rendezvous):
 
     def _connect(self, deadline: Deadline) -> socket.socket:
         """Connect and authenticate; retry until `deadline` if the server is not there yet."""
-        me = Caller(rank=self.rank, size=self.size, generation=self.generation, round=self._round).pack()
+        me = encode(Caller(rank=self.rank, size=self.size, generation=self.generation, round=self._round))
         try:
             sock, _ = dial(self.address, self.secret, me=me, deadline=deadline, patient=True, wait=self._pause)
         except TimeoutError as error:
@@ -163,15 +165,14 @@ class TcpRendezvous(Rendezvous):
         if self._closed.wait(seconds):
             raise RendezvousError("the rendezvous was closed", where=self.address)
 
-    def _ask(self, sock: socket.socket, payload: bytes, deadline: Deadline, stay: bool) -> Answer:
+    def _ask(self, sock: socket.socket, payload: bytes, deadline: Deadline, stay: bool) -> RoundResult:
         try:
             left = deadline.remaining()
-            sock.settimeout(left)
-            sock.sendall(REQUEST.pack(left, len(payload), stay) + payload)
-            answer = recv_frame(sock, answer_limit(self.size), deadline=Deadline(timedelta(seconds=left) + GRACE))
+            send(sock, Request(left, stay, payload), deadline=deadline)
+            answer = recv_frame(sock, result_limit(self.size), deadline=Deadline(timedelta(seconds=left) + GRACE))
         except (OSError, EOFError) as error:
             raise RendezvousError(f"the rendezvous broke off ({error})", where=self.address) from error
-        return read_answer(answer, self.address)
+        return decode_result(answer, self.address)
 
 
 class Lifeline:
@@ -198,7 +199,7 @@ class Lifeline:
     def _listen(self) -> None:
         with contextlib.suppress(OSError, EOFError, FarandoleError):  # closed by either end
             while True:
-                answer = read_answer(recv_frame(self._sock, MAX_PAYLOAD), self._where)
+                answer = decode_result(recv_frame(self._sock, MAX_PAYLOAD), self._where)
                 assert isinstance(answer, RendezvousError)
                 self._on_loss(answer)
 
@@ -286,10 +287,10 @@ class _SharedState:
         self.making = threading.Lock()
         self.shared: dict[tuple[int, str], object] = {}
         self._changed = threading.Condition()
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, RoundResult] = {}
         self._tickets = itertools.count()
 
-    def wait(self, caller: Caller, payload: bytes, timeout: timedelta) -> Answer:
+    def wait(self, caller: Caller, payload: bytes, timeout: timedelta) -> RoundResult:
         with self._changed:
             now, ticket = time.monotonic(), next(self._tickets)
             deadline = now + timeout.total_seconds()
@@ -307,7 +308,7 @@ class _SharedState:
         with self._changed:
             self._answer(self.meeting.depart(rank, f"rank {rank} has closed its rendezvous"))
 
-    def _answer(self, answers: dict[int, Answer]) -> None:
+    def _answer(self, answers: dict[int, RoundResult]) -> None:
         if answers:
             self._answers.update(answers)
             self._changed.notify_all()

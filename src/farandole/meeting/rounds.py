@@ -1,41 +1,27 @@
 """Logic of a rendezvous, without sockets, threads or clocks: the rounds of a job and the answers to its ranks."""
 
-import struct
 from dataclasses import dataclass, field
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from farandole.errors import RendezvousError
+from farandole.meeting.frames import Kinds, encode
 
-__all__ = ["Answer", "Caller", "Meeting", "read_answer", "write_answer"]
-
-_CALLER = struct.Struct("!IIQQ")
-_HEAD = struct.Struct("!BI")  # 0 and the number of payloads, or 1 and the number of missing ranks
-_LENGTH = struct.Struct("!I")
+__all__ = ["Caller", "Meeting", "RoundResult", "decode_result", "encode_result"]
 
 # All ranks' payloads in rank order, or the error of the round.
-Answer: TypeAlias = list[bytes] | RendezvousError
+RoundResult: TypeAlias = list[bytes] | RendezvousError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """A rank that calls an all-gather: the `round`-th of its rendezvous in this generation."""
+    """A rank that calls an all-gather: the `round`-th of its rendezvous in this generation.
+
+    Encoded, it is the identity that the handshake proves."""
 
     rank: int
     size: int
     generation: int
     round: int
-
-    def pack(self) -> bytes:
-        """Return this caller as bytes, the identity that the handshake proves."""
-        return _CALLER.pack(self.rank, self.size, self.generation, self.round)
-
-    @classmethod
-    def unpack(cls, identity: bytes) -> Self:
-        """Read what `pack` wrote; raises `RendezvousError` for anything else."""
-        if len(identity) != _CALLER.size:
-            raise RendezvousError("a caller that is no rank came to the rendezvous")
-        rank, size, generation, round = _CALLER.unpack(identity)
-        return cls(rank=rank, size=size, generation=generation, round=round)
 
 
 @dataclass(slots=True)
@@ -61,9 +47,11 @@ class Meeting:
         # Errors for ranks that arrive after their round has timed out, by round and rank: they must not wait alone.
         self._too_late: dict[int, dict[int, RendezvousError]] = {}
 
-    def arrive(self, ticket: int, caller: Caller, payload: bytes, *, now: float, deadline: float) -> dict[int, Answer]:
+    def arrive(
+        self, ticket: int, caller: Caller, payload: bytes, *, now: float, deadline: float
+    ) -> dict[int, RoundResult]:
         """Accept the payload of `caller`, which waits until `deadline` at most."""
-        if caller.size != self.size or caller.rank >= self.size:
+        if caller.size != self.size or not 0 <= caller.rank < self.size:
             # Check this before the generation: a rank of another job must not end the rounds of this one.
             problem = f"this job has {self.size} ranks, but rank {caller.rank} was started as one of {caller.size}"
             return {ticket: RendezvousError(problem)}
@@ -81,9 +69,9 @@ class Meeting:
         gathered = [room.payloads[rank] for rank in range(self.size)]
         return {**answers, **dict.fromkeys(room.tickets.values(), gathered)}
 
-    def leave(self, ticket: int) -> dict[int, Answer]:
+    def leave(self, ticket: int) -> dict[int, RoundResult]:
         """Remove a caller whose connection broke. Its rank is missing again; if it has departed, the round fails."""
-        answers: dict[int, Answer] = {}
+        answers: dict[int, RoundResult] = {}
         for number, room in list(self._rooms.items()):
             for rank in [rank for rank, each in room.tickets.items() if each == ticket]:
                 del room.tickets[rank], room.payloads[rank]
@@ -93,17 +81,17 @@ class Meeting:
                 self._rooms.pop(number, None)
         return answers
 
-    def depart(self, rank: int, reason: str) -> dict[int, Answer]:
+    def depart(self, rank: int, reason: str) -> dict[int, RoundResult]:
         """Note that `rank` will not call again: every round that lacks it fails, now and later."""
         self._gone[rank] = reason
-        answers: dict[int, Answer] = {}
+        answers: dict[int, RoundResult] = {}
         for number in [number for number, room in self._rooms.items() if rank not in room.payloads]:
             answers.update(self._fail(number, RendezvousError(reason, missing=(rank,))))
         return answers
 
-    def expire(self, now: float) -> dict[int, Answer]:
+    def expire(self, now: float) -> dict[int, RoundResult]:
         """Fail the rounds whose deadline has passed."""
-        answers: dict[int, Answer] = {}
+        answers: dict[int, RoundResult] = {}
         for number, room in [each for each in self._rooms.items() if each[1].deadline <= now]:
             missing = [rank for rank in range(self.size) if rank not in room.payloads]
             waited = room.deadline - room.opened
@@ -117,7 +105,7 @@ class Meeting:
         """Return the earliest deadline of a round; None without rounds."""
         return min((room.deadline for room in self._rooms.values()), default=None)
 
-    def _begin(self, generation: int) -> dict[int, Answer]:
+    def _begin(self, generation: int) -> dict[int, RoundResult]:
         """Begin `generation` if it is newer, and end the rounds of the one before it."""
         if generation <= self.generation:
             return {}
@@ -125,7 +113,7 @@ class Meeting:
         self.generation = generation
         self._gone.clear()
         self._too_late.clear()
-        answers: dict[int, Answer] = {}
+        answers: dict[int, RoundResult] = {}
         for number in list(self._rooms):
             answers.update(self._fail(number, RendezvousError(problem)))
         return answers
@@ -145,35 +133,40 @@ class Meeting:
         gone = [each for each in self._gone if room is None or each not in room.payloads]
         return RendezvousError(self._gone[gone[0]], missing=gone) if gone else None
 
-    def _fail(self, number: int, error: RendezvousError) -> dict[int, Answer]:
+    def _fail(self, number: int, error: RendezvousError) -> dict[int, RoundResult]:
         return dict.fromkeys(self._rooms.pop(number).tickets.values(), error)
 
 
-def write_answer(answer: Answer) -> bytes:
-    """Return the bytes of an answer."""
-    if isinstance(answer, RendezvousError):
-        missing = struct.pack(f"!{len(answer.missing)}I", *answer.missing)
-        return _HEAD.pack(1, len(answer.missing)) + missing + answer.problem.encode()
-    return _HEAD.pack(0, len(answer)) + b"".join(_LENGTH.pack(len(each)) + each for each in answer)
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """All ranks' payloads, in rank order."""
+
+    payloads: list[bytes]
 
 
-def read_answer(frame: bytes, where: str) -> Answer:
-    """Read an answer from the bytes of `write_answer`; an error gets `where`, the address of the rendezvous.
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """The error of a round."""
 
-    Raises `RendezvousError` when the bytes are no answer."""
+    problem: str
+    missing: list[int]
+
+
+def encode_result(result: RoundResult) -> bytes:
+    """Return the bytes of a result."""
+    if isinstance(result, RendezvousError):
+        return encode(_Failed(result.problem, list(result.missing)))
+    return encode(_Gathered(result))
+
+
+def decode_result(payload: bytes, where: str) -> RoundResult:
+    """Read what `encode_result` wrote; an error gets `where`, the address of the rendezvous.
+
+    Raises `RendezvousError` when the bytes are no result."""
     try:
-        failed, count = _HEAD.unpack_from(frame)
-        at = _HEAD.size
-        if failed:
-            missing = struct.unpack_from(f"!{count}I", frame, at)
-            return RendezvousError(frame[at + 4 * count :].decode(), missing, where)
-        payloads: list[bytes] = []
-        for _ in range(count):
-            (length,) = _LENGTH.unpack_from(frame, at)
-            at += _LENGTH.size + length
-            payloads.append(frame[at - length : at])
-    except (struct.error, UnicodeDecodeError) as error:
-        raise RendezvousError(f"the answer cannot be read ({error})", where=where) from error
-    if at != len(frame):
-        raise RendezvousError(f"the answer has {len(frame)} bytes, but says {at}", where=where)
-    return payloads
+        message = Kinds[_Gathered | _Failed](_Gathered, _Failed).decode(payload)
+    except ValueError as error:
+        raise RendezvousError(f"the answer cannot be read: {error}", where=where) from error
+    return (
+        message.payloads if isinstance(message, _Gathered) else RendezvousError(message.problem, message.missing, where)
+    )

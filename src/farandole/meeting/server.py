@@ -8,34 +8,44 @@ import logging
 import queue
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from farandole.errors import ConfigError, FarandoleError, RendezvousError
 from farandole.limits import require_open_files
 from farandole.meeting.acceptor import Acceptor, Admitted, listen
-from farandole.meeting.handshake import FRAME_LENGTH, LEAST_SECRET, Steps, join_address
-from farandole.meeting.rounds import Answer, Caller, Meeting, write_answer
+from farandole.meeting.addresses import join_address
+from farandole.meeting.frames import HEAD, Steps, decode, frame, frame_steps
+from farandole.meeting.handshake import LEAST_SECRET
+from farandole.meeting.rounds import Caller, Meeting, RoundResult, encode_result
 
-__all__ = ["GOODBYE", "MAX_PAYLOAD", "REQUEST", "RendezvousServer", "answer_limit"]
+__all__ = ["GOODBYE", "MAX_PAYLOAD", "RendezvousServer", "Request", "result_limit"]
 
 log = logging.getLogger(__name__)
 
 MAX_PAYLOAD = 1 << 20
-REQUEST = struct.Struct("!dI?")  # the caller's timeout in seconds, bytes of its payload, whether it stays connected
 LONGEST_WAIT = 7 * 24 * 3600.0
 SPEAK_SECONDS = 10.0  # for a caller to send its request, and again to read its answer
 REJOIN_SECONDS = 2.0  # for a restarted rank to return, after the connection of a waiting rank has ended
 GOODBYE = b"."  # sent by a rank that stayed connected, before it ends the connection on purpose
 
 
-def answer_limit(size: int) -> int:
-    """Return the size of the largest answer for `size` ranks."""
-    return 64 + size * (MAX_PAYLOAD + 8)
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A rank's part of an all-gather."""
+
+    seconds: float  # for which it waits for the other ranks
+    stays: bool  # connected after the answer
+    payload: bytes
+
+
+def result_limit(size: int) -> int:
+    """Return the size of the largest result for `size` ranks."""
+    return HEAD + size * (MAX_PAYLOAD + 16)
 
 
 class _Caller:
@@ -55,12 +65,13 @@ class _Caller:
         self.steps = self._conversation(admitted.who)
 
     def _conversation(self, identity: bytes) -> Steps[tuple[float, bytes]]:
-        self.who = Caller.unpack(identity)
-        seconds, length, self.stays = REQUEST.unpack((yield REQUEST.size))
-        if length > MAX_PAYLOAD or not 0 <= seconds <= LONGEST_WAIT:
-            raise RendezvousError(f"rank {self.who.rank} sent an invalid request ({length} bytes, {seconds} s)")
-        payload = (yield length) if length else b""
-        return seconds, payload
+        self.who = decode(identity, Caller)
+        request = decode((yield from frame_steps(MAX_PAYLOAD + HEAD, self.where)), Request)
+        if len(request.payload) > MAX_PAYLOAD or not 0 <= request.seconds <= LONGEST_WAIT:
+            what = f"{len(request.payload)} bytes, {request.seconds} s"
+            raise ValueError(f"rank {self.who.rank} sent an invalid request ({what})")
+        self.stays = request.stays
+        return request.seconds, request.payload
 
 
 class RendezvousServer:
@@ -225,7 +236,7 @@ class RendezvousServer:
             caller.wanted = wanted
         except StopIteration as done:
             self._arrive(caller, *done.value)
-        except FarandoleError as error:
+        except (FarandoleError, ValueError) as error:
             self._refuse(caller, str(error))
 
     def _arrive(self, caller: _Caller, seconds: float, payload: bytes) -> None:
@@ -235,13 +246,12 @@ class RendezvousServer:
         self._absent.pop((caller.who.generation, caller.who.rank), None)
         self._answer(self._meeting.arrive(caller.ticket, caller.who, payload, now=now, deadline=now + seconds))
 
-    def _answer(self, answers: dict[int, Answer]) -> None:
+    def _answer(self, answers: dict[int, RoundResult]) -> None:
         written: dict[int, bytes] = {}  # ranks of one round share one answer, so encode it once
         for ticket, answer in answers.items():
             caller = self._callers[ticket]
             if id(answer) not in written:
-                frame = write_answer(answer)
-                written[id(answer)] = FRAME_LENGTH.pack(len(frame)) + frame
+                written[id(answer)] = frame(encode_result(answer))
             caller.outbox = memoryview(written[id(answer)])
             caller.stays = caller.stays and not isinstance(answer, RendezvousError)
             caller.answered, caller.hang_up = True, not caller.stays
@@ -272,10 +282,10 @@ class RendezvousServer:
     def _send_death(self, lifeline: _Caller, lost: Caller) -> None:
         """Report the death of `lost` to one rank that stays connected, if it is of the same generation."""
         if lifeline.who is not None and lifeline.who.generation == lost.generation:
-            frame = write_answer(RendezvousError(_death_of(lost), missing=(lost.rank,)))
+            report = encode_result(RendezvousError(_death_of(lost), missing=(lost.rank,)))
             # The kernel has room for these few hundred bytes, unless the rank does not read at all.
             with contextlib.suppress(OSError):
-                lifeline.sock.send(FRAME_LENGTH.pack(len(frame)) + frame)
+                lifeline.sock.send(frame(report))
 
     def _close_lifeline(self, lifeline: _Caller) -> None:
         del self._lifelines[lifeline.ticket]

@@ -18,7 +18,7 @@ from farandole.errors import ConfigError, RendezvousError
 from farandole.launch.environment import wants_torch
 from farandole.launch.failures import Failure, culprit, is_consequence
 from farandole.launch.pickling import dump
-from farandole.meeting.handshake import join_address, split_address
+from farandole.meeting.addresses import join_address, split_address
 from farandole.ray.placement import Demand, Places, reserve
 from farandole.ray.worker import RankActor
 from farandole.topology import JobEnvironment, Topology

@@ -11,7 +11,7 @@ from farandole.core.wiring.choice import OWN, Offer, decide, log_choice, offer
 from farandole.core.wiring.mpi import MpiFabric
 from farandole.errors import ConfigError
 from farandole.launch.doctor.facts import _machine
-from farandole.meeting.handshake import Deadline
+from farandole.meeting.frames import Deadline
 from farandole.meeting.launched import interconnects
 from farandole.meeting.launched.interconnects import find_interconnects
 from farandole.meeting.launched.mpi import MpiProcess

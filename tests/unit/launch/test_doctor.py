@@ -19,7 +19,7 @@ from farandole.launch.doctor import libraries
 from farandole.launch.doctor.facts import Fact, examine
 from farandole.launch.doctor.pairs import Link, Report, _measure, rounds_of
 from farandole.launch.doctor.report import Diagnosis
-from farandole.meeting.handshake import join_address
+from farandole.meeting.addresses import join_address
 from farandole.meeting.rendezvous import SoloRendezvous
 
 

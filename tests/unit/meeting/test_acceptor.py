@@ -19,16 +19,10 @@ import pytest
 from farandole.errors import AuthenticationError
 from farandole.meeting import acceptor as acceptor_module
 from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, Refusals
+from farandole.meeting.addresses import join_address, split_address
 from farandole.meeting.dialer import dial
-from farandole.meeting.handshake import (
-    HEAD_BYTES,
-    MAGIC,
-    Deadline,
-    authenticate,
-    join_address,
-    new_secret,
-    split_address,
-)
+from farandole.meeting.frames import Deadline
+from farandole.meeting.handshake import HEAD_BYTES, MAGIC, authenticate, new_secret
 from helpers.strangers import NOBODY, crowd
 
 SECRET = b"s" * 32
@@ -298,7 +292,8 @@ def test_members_are_admitted_without_assertions() -> None:
 
         from farandole.meeting.acceptor import AcceptingThread, Acceptor
         from farandole.meeting.dialer import dial
-        from farandole.meeting.handshake import Deadline, join_address
+        from farandole.meeting.addresses import join_address
+        from farandole.meeting.frames import Deadline
 
         came = []
         listener = socket.create_server(("127.0.0.1", 0))

@@ -11,21 +11,20 @@ import pytest
 
 from farandole.errors import AuthenticationError, RendezvousError
 from farandole.meeting import acceptor
+from farandole.meeting.addresses import join_address, split_address
+from farandole.meeting.frames import LENGTH, Steps, encode, frame
 from farandole.meeting.handshake import (
     HEAD_BYTES,
     MAGIC,
     NONCE_BYTES,
     PROOF_BYTES,
-    Steps,
     authenticate,
     handshake_steps,
-    join_address,
     new_secret,
-    split_address,
 )
 from farandole.meeting.rendezvous import RendezvousServer, TcpRendezvous
-from farandole.meeting.rounds import Caller, read_answer
-from farandole.meeting.server import REQUEST
+from farandole.meeting.rounds import Caller, decode_result
+from farandole.meeting.server import Request
 
 SECRET = new_secret()
 LATER = timedelta(seconds=60)
@@ -53,7 +52,7 @@ def hello(dice: random.Random, identity: bytes) -> bytes:
 def false_proof(dice: random.Random) -> bytes:
     """All that a member says, but for the secret."""
     caller = Caller(rank=dice.randrange(3), size=2, generation=0, round=0)
-    return hello(dice, caller.pack()) + dice.randbytes(PROOF_BYTES) + REQUEST.pack(5.0, 3, False) + b"abc"
+    return hello(dice, encode(caller)) + dice.randbytes(PROOF_BYTES) + frame(encode(Request(5.0, False, b"abc")))
 
 
 def long_identity(dice: random.Random) -> bytes:
@@ -182,13 +181,13 @@ def test_members_that_talk_nonsense_are_refused(server: RendezvousServer, seed: 
     """They know the secret, but their identity, their request or their payload is wrong."""
     dice = random.Random(seed)
     for _ in range(ROUNDS // 10):
-        who = dice.choice([b"", dice.randbytes(23), dice.randbytes(255), caller(dice).pack()])
+        who = dice.choice([b"", dice.randbytes(23), dice.randbytes(255), encode(caller(dice))])
         with socket.create_connection(split_address(server.address), 60) as sock:
             authenticate(sock, SECRET, me=who, accept=False, timeout=LATER)
-            asked = dice.choice([dice.randbytes(REQUEST.size), request(dice), noise(dice)])
+            asked = dice.choice([dice.randbytes(40), request(dice), noise(dice)])
             answer = heard_after(sock, asked, hang_up=True)
         if answer:
-            assert isinstance(read_answer(answer[8:], "here"), RendezvousError)
+            assert isinstance(decode_result(answer[8:], "here"), RendezvousError)
 
 
 def caller(dice: random.Random) -> Caller:
@@ -198,7 +197,8 @@ def caller(dice: random.Random) -> Caller:
 
 def request(dice: random.Random) -> bytes:
     seconds = dice.choice([0.0, -1.0, float("nan"), float("inf"), 1e300, 5.0])
-    return REQUEST.pack(seconds, dice.choice([0, 1, 1 << 20, (1 << 32) - 1]), dice.random() < 0.5) + dice.randbytes(5)
+    asked = encode(Request(seconds, dice.random() < 0.5, dice.randbytes(5)))
+    return LENGTH.pack(dice.choice([0, 1, len(asked), 1 << 20, (1 << 63) - 1])) + asked
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -12,22 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.errors import AuthenticationError, ConfigError, RendezvousError
-from farandole.meeting.handshake import (
-    FRAME_LENGTH,
-    HEAD_BYTES,
-    MAGIC,
-    PROOF_BYTES,
-    Deadline,
-    authenticate,
-    handshake_steps,
-    join_address,
-    new_secret,
-    peer_name,
-    recv_frame,
-    send_frame,
-    split_address,
-)
+from farandole.errors import AuthenticationError, ConfigError
+from farandole.meeting.addresses import join_address, peer_name, split_address
+from farandole.meeting.handshake import HEAD_BYTES, MAGIC, PROOF_BYTES, authenticate, handshake_steps, new_secret
 
 SECRET = b"s" * 32
 SOON = timedelta(seconds=0.3)
@@ -246,50 +233,6 @@ def test_what_cannot_be_a_secret_or_an_identity() -> None:
 def test_secrets_differ() -> None:
     assert new_secret() != new_secret()
     assert len(new_secret()) == 32
-
-
-def _sent(pool: ThreadPoolExecutor, sock: socket.socket, payload: bytes) -> "Future[None]":
-    return pool.submit(send_frame, sock, payload, deadline=Deadline(LATER))
-
-
-@pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
-def test_a_frame_arrives_whole(size: int) -> None:
-    payload = bytes(i % 251 for i in range(size))
-    with connection() as (one, two), ThreadPoolExecutor(1) as pool:
-        sent = _sent(pool, one, payload)
-        assert recv_frame(two, size, deadline=Deadline(LATER)) == payload
-        sent.result(5)
-
-
-@pytest.mark.parametrize("length", [11, 1 << 40, (1 << 64) - 1])
-def test_a_frame_over_the_limit_is_refused_before_it_is_read(length: int) -> None:
-    with connection() as (one, two):
-        one.sendall(FRAME_LENGTH.pack(length))
-        with pytest.raises(RendezvousError, match=f"a frame of {length} bytes is over the limit of 10"):
-            recv_frame(two, 10, deadline=Deadline(LATER))
-
-
-@given(st.integers(0, 17))
-def test_a_frame_that_is_cut_short(sent: int) -> None:
-    one, two = socket.socketpair()
-    with one, two:
-        one.sendall((FRAME_LENGTH.pack(10) + b"0123456789")[:sent])
-        one.shutdown(socket.SHUT_WR)
-        with pytest.raises(EOFError, match=r"the connection ended after \d+ of"):
-            recv_frame(two, 10, deadline=Deadline(LATER))
-
-
-def test_a_frame_that_does_not_come() -> None:
-    one, two = socket.socketpair()
-    with one, two:
-        one.sendall(FRAME_LENGTH.pack(10) + b"01234")
-        with pytest.raises(TimeoutError):
-            recv_frame(two, 10, deadline=Deadline(SOON))
-
-
-def test_a_deadline_that_is_over() -> None:
-    with pytest.raises(TimeoutError, match="no answer within 0 s"):
-        Deadline(timedelta(0)).remaining()
 
 
 @pytest.mark.parametrize(("host", "port"), [("10.0.0.1", 80), ("::1", 65535), ("node-3.cluster", 1)])

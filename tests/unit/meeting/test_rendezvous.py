@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from farandole.errors import AuthenticationError, ConfigError, RendezvousError
 from farandole.meeting import acceptor
 from farandole.meeting import server as rendezvous_server
-from farandole.meeting.handshake import MAGIC, authenticate, new_secret, recv_frame, split_address
+from farandole.meeting.addresses import split_address
+from farandole.meeting.frames import HEAD, LENGTH, encode, frame, recv_frame
+from farandole.meeting.handshake import MAGIC, authenticate, new_secret
 from farandole.meeting.rendezvous import (
     Rendezvous,
     RendezvousServer,
@@ -28,8 +30,8 @@ from farandole.meeting.rendezvous import (
     ThreadRendezvous,
     from_environment,
 )
-from farandole.meeting.rounds import Answer, Caller, Meeting, read_answer, write_answer
-from farandole.meeting.server import MAX_PAYLOAD, REQUEST
+from farandole.meeting.rounds import Caller, Meeting, RoundResult, decode_result, encode_result
+from farandole.meeting.server import MAX_PAYLOAD, Request
 from farandole.topology import JobEnvironment
 from helpers.strangers import crowd
 
@@ -39,7 +41,7 @@ MEANWHILE = timedelta(seconds=3)  # runs out too, but not before those who come 
 LATER = timedelta(seconds=60)
 
 
-def gather(each: Rendezvous, payload: bytes = b"", timeout: timedelta = LATER) -> Answer:
+def gather(each: Rendezvous, payload: bytes = b"", timeout: timedelta = LATER) -> RoundResult:
     """One rank's all-gather; an error is a value, so that a test sees what every rank got."""
     try:
         return each.allgather(payload, timeout=timeout)
@@ -47,7 +49,7 @@ def gather(each: Rendezvous, payload: bytes = b"", timeout: timedelta = LATER) -
         return error
 
 
-def together(ranks: list[Rendezvous], timeout: timedelta = LATER, payload: bytes = b"rank %d") -> list[Answer]:
+def together(ranks: list[Rendezvous], timeout: timedelta = LATER, payload: bytes = b"rank %d") -> list[RoundResult]:
     """All of `ranks` at once, each in a thread of its own."""
     with ThreadPoolExecutor(len(ranks)) as pool:
         waiting = [pool.submit(gather, each, payload % each.rank, timeout) for each in ranks]
@@ -62,7 +64,7 @@ def everybody(size: int) -> list[bytes]:
     return [b"rank %d" % rank for rank in range(size)]
 
 
-def error_of(answer: Answer) -> RendezvousError:
+def error_of(answer: RoundResult) -> RendezvousError:
     assert isinstance(answer, RendezvousError)
     return answer
 
@@ -72,7 +74,7 @@ class TestMeeting:
 
     @given(st.permutations([(round, rank) for round in range(3) for rank in range(4)]))
     def test_order_of_arrival_changes_nothing(self, arrivals: list[tuple[int, int]]) -> None:
-        meeting, answers = Meeting(4), dict[int, Answer]()
+        meeting, answers = Meeting(4), dict[int, RoundResult]()
         for ticket, (round, rank) in enumerate(arrivals):
             caller = Caller(rank=rank, size=4, generation=0, round=round)
             answers |= meeting.arrive(ticket, caller, b"%d.%d" % (round, rank), now=0, deadline=9)
@@ -85,7 +87,7 @@ class TestMeeting:
         meeting, answered, waiting, now = Meeting(3), set[int](), set[int](), 0.0
         for ticket, (what, number, round) in enumerate(events):
             now += 1
-            answers: dict[int, Answer] = {}
+            answers: dict[int, RoundResult] = {}
             if what == "a":
                 waiting.add(ticket)
                 caller = Caller(rank=number, size=3, generation=0, round=round)
@@ -149,16 +151,16 @@ class TestMeeting:
 
     @given(st.lists(st.binary(max_size=20), max_size=5))
     def test_answers_survive_the_wire(self, payloads: list[bytes]) -> None:
-        assert read_answer(write_answer(payloads), "here") == payloads
+        assert decode_result(encode_result(payloads), "here") == payloads
 
     def test_errors_survive_the_wire(self) -> None:
-        got = error_of(read_answer(write_answer(RendezvousError("they slept", (2, 5))), "10.0.0.1:4"))
+        got = error_of(decode_result(encode_result(RendezvousError("they slept", (2, 5))), "10.0.0.1:4"))
         assert got.args == ("they slept", (2, 5), "10.0.0.1:4")
 
     @given(st.binary(max_size=40))
     def test_any_bytes_are_an_answer_or_an_error(self, frame: bytes) -> None:
         try:
-            read_answer(frame, "")
+            decode_result(frame, "")
         except RendezvousError as error:
             assert "the answer" in str(error)
 
@@ -241,8 +243,8 @@ class TestTcp:
         with RendezvousServer(2, SECRET) as server, ThreadPoolExecutor(1) as pool:
             caller = Caller(rank=0, size=2, generation=0, round=0)
             with socket.create_connection(split_address(server.address), 60) as sock:
-                authenticate(sock, SECRET, me=caller.pack(), accept=False, timeout=LATER)
-                sock.sendall(REQUEST.pack(20.0, 1, False) + b"x")
+                authenticate(sock, SECRET, me=encode(caller), accept=False, timeout=LATER)
+                sock.sendall(frame(encode(Request(20.0, False, b"x"))))
                 _until(lambda: server._meeting.next_deadline() is not None)
             _until(lambda: server._meeting.next_deadline() is None)
             ranks = tcp(server, 2)
@@ -314,12 +316,12 @@ def test_ranks_share_one_answer_in_the_servers_memory() -> None:
         for rank in range(size):
             sock = stack.enter_context(socket.create_connection(split_address(server.address), 60))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            me = Caller(rank=rank, size=size, generation=0, round=0).pack()
+            me = encode(Caller(rank=rank, size=size, generation=0, round=0))
             authenticate(sock, SECRET, me=me, accept=False, timeout=LATER)
             if rank == size - 1:
                 tracemalloc.start()
                 stack.callback(tracemalloc.stop)
-            sock.sendall(REQUEST.pack(60.0, len(payload), False) + payload)
+            sock.sendall(frame(encode(Request(60.0, False, payload))))
         assert sock.recv(1)  # the answers have been made; nobody reads more of them
         assert tracemalloc.get_traced_memory()[1] < 5 * size * len(payload)
 
@@ -388,14 +390,21 @@ class TestStrangers:
 
     @pytest.mark.parametrize(
         "request_",
-        [REQUEST.pack(1.0, MAX_PAYLOAD + 1, False), REQUEST.pack(float("nan"), 1, False), REQUEST.pack(-1.0, 1, False)],
+        [
+            LENGTH.pack(MAX_PAYLOAD + HEAD + 1),
+            frame(encode(Request(1.0, False, bytes(MAX_PAYLOAD + 1)))),
+            frame(encode(Request(float("nan"), False, b"x"))),
+            frame(encode(Request(-1.0, False, b"x"))),
+            frame(encode(Caller(rank=0, size=1, generation=0, round=0))),
+            frame(LENGTH.pack(100_000) + b"[" * 100_000),
+        ],
     )
     def test_a_request_that_cannot_be(self, request_: bytes) -> None:
         with (
             RendezvousServer(1, SECRET) as server,
             socket.create_connection(split_address(server.address), 60) as sock,
         ):
-            me = Caller(rank=0, size=1, generation=0, round=0).pack()
+            me = encode(Caller(rank=0, size=1, generation=0, round=0))
             authenticate(sock, SECRET, me=me, accept=False, timeout=LATER)
             sock.sendall(request_)
             assert _ends(sock)
@@ -413,9 +422,9 @@ class TestStrangers:
             RendezvousServer(2, SECRET) as server,
             socket.create_connection(split_address(server.address), 60) as sock,
         ):
-            me = Caller(rank=0, size=2, generation=0, round=0).pack()
+            me = encode(Caller(rank=0, size=2, generation=0, round=0))
             authenticate(sock, SECRET, me=me, accept=False, timeout=LATER)
-            sock.sendall(REQUEST.pack(20.0, 0, False))
+            sock.sendall(frame(encode(Request(20.0, False, b""))))
             _until(lambda: server._meeting.next_deadline() is not None)
             sock.sendall(b"and another thing")
             assert _ends(sock)
@@ -454,9 +463,9 @@ class TestDeaths:
             raw = []
             for rank in (4, 5):
                 raw.append(stack.enter_context(socket.create_connection(split_address(server.address), 60)))
-                me = Caller(rank=rank, size=size, generation=0, round=0).pack()
+                me = encode(Caller(rank=rank, size=size, generation=0, round=0))
                 authenticate(raw[-1], SECRET, me=me, accept=False, timeout=LATER)
-                raw[-1].sendall(REQUEST.pack(60.0, len(payload), True) + payload)
+                raw[-1].sendall(frame(encode(Request(60.0, True, payload))))
             pool = stack.enter_context(ThreadPoolExecutor(4))
             ranks = [TcpRendezvous(server.address, rank, size, SECRET) for rank in range(4)]
             met = list(pool.map(lambda each: each.allgather_and_watch(payload, lost.put, timeout=LATER), ranks))
@@ -464,8 +473,8 @@ class TestDeaths:
                 stack.callback(lifeline.close)
             raw[1].close()
             assert [lost.get(timeout=60).missing for _ in met] == [(5,)] * 4
-            assert read_answer(recv_frame(raw[0], 1 << 24), "") == [payload] * size
-            error = error_of(read_answer(recv_frame(raw[0], 1 << 24), ""))
+            assert decode_result(recv_frame(raw[0], 1 << 24), "") == [payload] * size
+            error = error_of(decode_result(recv_frame(raw[0], 1 << 24), ""))
             assert error.missing == (5,) and "rank 5 has ended while the ranks connected" in str(error)
 
     def test_a_rank_that_ends_while_it_waits_is_named_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,8 +483,8 @@ class TestDeaths:
             waits = pool.submit(gather, tcp(server, 3)[1], b"", LATER)
             caller = Caller(rank=0, size=3, generation=0, round=0)
             with socket.create_connection(split_address(server.address), 60) as sock:
-                authenticate(sock, SECRET, me=caller.pack(), accept=False, timeout=LATER)
-                sock.sendall(REQUEST.pack(50.0, 0, False))
+                authenticate(sock, SECRET, me=encode(caller), accept=False, timeout=LATER)
+                sock.sendall(frame(encode(Request(50.0, False, b""))))
                 _until(lambda: any(len(room.payloads) == 2 for room in server._meeting._rooms.values()))
             error = error_of(waits.result(60))
             assert error.missing == (0,) and "rank 0 has ended while it waited" in str(error)
@@ -504,7 +513,7 @@ class TestThreads:
     def test_a_rank_that_has_come_may_close_before_the_others_leave(self) -> None:
         ranks = ThreadRendezvous.group(2)
 
-        def come_and_go(each: ThreadRendezvous) -> Answer:
+        def come_and_go(each: ThreadRendezvous) -> RoundResult:
             answer = gather(each, b"rank %d" % each.rank)
             each.close()
             return answer

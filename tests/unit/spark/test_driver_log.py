@@ -16,8 +16,10 @@ pytest.importorskip("pyspark")
 
 from farandole.errors import AuthenticationError, ConfigError
 from farandole.launch.failures import Failure, to_payload
+from farandole.meeting.addresses import split_address
 from farandole.meeting.dialer import dial
-from farandole.meeting.handshake import authenticate, new_secret, send_frame, split_address
+from farandole.meeting.frames import send_frame
+from farandole.meeting.handshake import authenticate, new_secret
 from farandole.spark.driver import peers
 from farandole.spark.driver.log import DriverLog
 from farandole.spark.driver.peers import Job

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch.distributed as dist
 
 from farandole.errors import RendezvousError
-from farandole.meeting.handshake import Deadline
+from farandole.meeting.frames import Deadline
 from farandole.torch.distributed import exchange
 from farandole.torch.distributed.exchange import StoreExchange
 

@@ -9,10 +9,10 @@ from typing import TypeVar, cast
 import cloudpickle
 
 from farandole.core.operations import kinds
-from farandole.core.operations.frames import LENGTH, split_frames, write_frame
 from farandole.core.operations.request import Request
 from farandole.core.operations.requests import named
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
+from farandole.meeting.frames import LENGTH, frame, split_frames
 
 __all__ = ["allgather_object", "broadcast_object"]
 
@@ -51,7 +51,7 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
     """
     membership, wire = named("allgather_object", name, process_set)
     payload = cloudpickle.dumps(obj)
-    done = membership.engine.run(Request(kinds.ALLGATHER), wire, write_frame(payload), None)
+    done = membership.engine.run(Request(kinds.ALLGATHER), wire, frame(payload), None)
     assert done is not None
     joined = done.result()
     assert joined is not None

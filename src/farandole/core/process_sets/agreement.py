@@ -14,7 +14,6 @@ from farandole._native import Engine, RankEngines
 from farandole.config import Config
 from farandole.core.monitoring.monitors import Monitors
 from farandole.core.operations import kinds
-from farandole.core.operations.frames import split_frames, write_frame
 from farandole.core.operations.request import Request
 from farandole.core.process_sets.forming import Forming
 from farandole.core.process_sets.membership import Counters, Membership
@@ -23,6 +22,7 @@ from farandole.core.wiring.connect import connect
 from farandole.core.wiring.start import start_engine
 from farandole.errors import CollectiveError, EngineClosed, MismatchError, RendezvousError, spell_ranks
 from farandole.limits import naming_process_limit
+from farandole.meeting.frames import frame, split_frames
 from farandole.meeting.rendezvous import PartRendezvous, Rendezvous
 from farandole.topology import Topology
 
@@ -196,7 +196,7 @@ class Sets:
         self._monitors.leave(membership.engine)
 
     def _gather(self, payload: bytes) -> list[bytes]:
-        done = self._engine.run(Request(kinds.ALLGATHER), "process_sets", write_frame(payload), None)
+        done = self._engine.run(Request(kinds.ALLGATHER), "process_sets", frame(payload), None)
         assert done is not None
         joined = done.result()
         assert joined is not None

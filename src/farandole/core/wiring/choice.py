@@ -8,7 +8,7 @@ from farandole.config import Config
 from farandole.core.wiring.fabric import Fabric
 from farandole.core.wiring.mpi import MpiFabric
 from farandole.errors import ConfigError, spell_ranks
-from farandole.meeting.handshake import Deadline
+from farandole.meeting.frames import Deadline
 from farandole.meeting.rendezvous import Rendezvous
 
 __all__ = ["OWN", "Offer", "decide", "is_fabric", "log_choice", "offer"]

@@ -7,12 +7,11 @@ control connections, for a control socket. Listeners are closed when all peers a
 only after the peer has proved the job's secret.
 """
 
-import json
 import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 
 from farandole._native import Segment, data_peers, make_grid
@@ -26,7 +25,8 @@ from farandole.core.wiring.listeners import listen_tcp, listen_unix, unix_name
 from farandole.core.wiring.own_address import own_address
 from farandole.core.wiring.peers import Arrivals, connect_to, reaching, report_missing
 from farandole.errors import RendezvousError
-from farandole.meeting.handshake import Deadline, join_address
+from farandole.meeting.addresses import join_address
+from farandole.meeting.frames import Deadline, decode, encode
 from farandole.meeting.rendezvous import Rendezvous
 from farandole.topology import Topology, host_identity
 
@@ -44,14 +44,6 @@ class _Card:
     flat: bool
     slot_bytes: int
     offer: Offer  # of a fabric
-
-    def pack(self) -> bytes:
-        return json.dumps(astuple(self)).encode()
-
-    @classmethod
-    def unpack(cls, payload: bytes) -> "_Card":
-        host, unix, tcp, flat, slot_bytes, offer = json.loads(payload)
-        return cls(host, unix, tcp, flat, slot_bytes, Offer(*offer))
 
 
 class _Patience(Deadline):
@@ -94,9 +86,9 @@ def connect(
         address = tcp.getsockname()
         where = host or host_identity(), unix_name(unix), join_address(address[0], address[1])
         mine = _Card(*where, *_room_to_tune(rendezvous, config), offered)
-        payloads, lifeline = rendezvous.allgather_and_watch(mine.pack(), arrivals.lose, timeout=config.start_timeout)
+        payloads, lifeline = rendezvous.allgather_and_watch(encode(mine), arrivals.lose, timeout=config.start_timeout)
         try:
-            cards = [_Card.unpack(payload) for payload in payloads]
+            cards = [decode(payload, _Card) for payload in payloads]
             topology = Topology.from_hosts(rendezvous.rank, [card.host for card in cards])
             if topology.local_size == topology.size:
                 arrivals.drop(tcp)

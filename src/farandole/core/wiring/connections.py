@@ -1,23 +1,26 @@
 """Connections of a rank to its peers until its engine runs: who has died meanwhile, and who waits for whom."""
 
 import socket
-import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from farandole._native import Fabric, Segment
 from farandole.errors import RendezvousError
-from farandole.meeting.handshake import Deadline
+from farandole.meeting.frames import Deadline, Kinds, send
 from farandole.meeting.rendezvous import Lifeline
 from farandole.topology import Topology
 
 __all__ = ["Connections"]
 
-# Message between the ranks of one host after they have connected: the number of a missing rank, or RUNS for success.
-WORD = struct.Struct("!i")
-RUNS = -1
 GRACE = timedelta(seconds=5)  # how long ranks wait, after the deadline, for the first rank's report of missing ranks
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Message between the ranks of one host after they have connected: a missing rank, or None for success."""
+
+    missing: int | None
 
 
 @dataclass
@@ -44,15 +47,15 @@ class Connections:
         rank of this host misses."""
         leads = self.topology.rank == self.topology.local_ranks[0]
         if not leads:
-            self._send(RUNS)
+            self._send(None)
         for peer, sock in self.companions.items():
-            word = self._receive(peer, sock, timedelta(0) if leads else GRACE)
-            if word is None:
+            outcome = self._receive(peer, sock, timedelta(0) if leads else GRACE)
+            if outcome is None:
                 self.segment.mark_dead(peer)
-            elif word != RUNS:
-                raise RendezvousError(f"rank {peer} could not connect to all ranks", missing=(word,))
+            elif outcome.missing is not None:
+                raise RendezvousError(f"rank {peer} could not connect to all ranks", missing=(outcome.missing,))
         if leads:
-            self._send(RUNS)
+            self._send(None)
         self._close()
 
     def abandon(self, error: BaseException) -> None:
@@ -61,21 +64,20 @@ class Connections:
             self._send(error.missing[0])
         self._close(failed=not isinstance(error, RendezvousError))
 
-    def _send(self, word: int) -> None:
+    def _send(self, missing: int | None) -> None:
         for sock in self.companions.values():
             with suppress(ConnectionError):  # the peer has died; ranks that wait for it find out by themselves
-                sock.sendall(WORD.pack(word))
+                send(sock, _Outcome(missing))
 
-    def _receive(self, peer: int, sock: socket.socket, grace: timedelta) -> int | None:
-        """Return the word from `peer`, None if the peer has died. Blocks until the deadline and `grace` have passed."""
+    def _receive(self, peer: int, sock: socket.socket, grace: timedelta) -> _Outcome | None:
+        """Return the outcome of `peer`, None if it has died. Blocks until the deadline and `grace` have passed."""
         try:
-            sock.settimeout(self.deadline.remaining() + grace.total_seconds())
-            received = sock.recv(WORD.size, socket.MSG_WAITALL)
+            deadline = Deadline(timedelta(seconds=self.deadline.remaining()) + grace)
+            return Kinds(_Outcome).receive(sock, deadline=deadline)
         except TimeoutError as error:
             raise RendezvousError("a rank of this host did not start its engine in time", missing=(peer,)) from error
-        except ConnectionError:
+        except (ConnectionError, EOFError):
             return None
-        return int(WORD.unpack(received)[0]) if len(received) == WORD.size else None
 
     def _close(self, *, failed: bool = False) -> None:
         if self.lifeline is not None:

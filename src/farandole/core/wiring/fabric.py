@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 from farandole._native import Fabric as NativeFabric
 from farandole.config import Config
-from farandole.meeting.handshake import Deadline
+from farandole.meeting.frames import Deadline
 from farandole.meeting.rendezvous import Rendezvous
 
 __all__ = ["Fabric"]

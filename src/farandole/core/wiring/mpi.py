@@ -7,7 +7,7 @@ from farandole import _native
 from farandole.config import Config
 from farandole.core.wiring.fabric import Fabric
 from farandole.errors import ConfigError, FabricError, InvalidRequest, RendezvousError
-from farandole.meeting.handshake import Deadline
+from farandole.meeting.frames import Deadline
 from farandole.meeting.launched.interconnects import find_interconnects
 from farandole.meeting.launched.mpi import MpiProcess, call_in_time
 from farandole.meeting.launched.mpi_library import find_library

@@ -8,7 +8,8 @@ from typing import Any
 
 from farandole.config import Config
 from farandole.errors import RendezvousError
-from farandole.meeting.handshake import Deadline, split_address
+from farandole.meeting.addresses import split_address
+from farandole.meeting.frames import Deadline
 from farandole.meeting.rendezvous import Rendezvous
 from farandole.topology import interface_addresses, loopback_address
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from farandole.errors import AuthenticationError, RendezvousError
 from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted
 from farandole.meeting.dialer import dial
-from farandole.meeting.handshake import Deadline
+from farandole.meeting.frames import Deadline
 from farandole.meeting.rendezvous import Rendezvous
 
 __all__ = ["Arrivals", "connect_to", "reaching", "report_missing"]

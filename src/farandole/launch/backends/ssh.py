@@ -27,7 +27,7 @@ from farandole.launch.processes import GRACE
 from farandole.launch.versions import check_versions
 from farandole.limits import require_open_files
 from farandole.meeting.acceptor import listen
-from farandole.meeting.handshake import join_address
+from farandole.meeting.addresses import join_address
 from farandole.topology import interface_addresses, loopback_address
 
 __all__ = ["Ssh", "SshBackend"]

@@ -14,8 +14,9 @@ from farandole.errors import AuthenticationError
 from farandole.launch.doctor.facts import Fact, examine
 from farandole.launch.hosts import route_to
 from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, listen
+from farandole.meeting.addresses import join_address, split_address
 from farandole.meeting.dialer import dial
-from farandole.meeting.handshake import Deadline, join_address, recv_exactly, split_address
+from farandole.meeting.frames import Deadline, recv_exactly
 from farandole.meeting.rendezvous import Rendezvous, from_environment
 
 __all__ = ["Link", "Report", "examine_host", "rounds_of"]

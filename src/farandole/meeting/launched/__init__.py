@@ -8,7 +8,7 @@ from typing import Protocol
 
 from farandole.config import Config
 from farandole.errors import ConfigError
-from farandole.meeting.handshake import Deadline
+from farandole.meeting.frames import Deadline
 from farandole.meeting.launched.communicators import Communicator, warn_of_lone_processes
 from farandole.meeting.launched.hosted import meet
 from farandole.meeting.launched.indexed_job import warn_of_lone_pods

@@ -1,16 +1,17 @@
 """Rendezvous served by rank 0, for ranks whose launcher only lets them exchange a few bytes."""
 
-import json
 import logging
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
 from farandole.config import Config
 from farandole.errors import AuthenticationError, RendezvousError
 from farandole.meeting.dialer import dial
-from farandole.meeting.handshake import Deadline, new_secret
+from farandole.meeting.frames import Deadline, decode, encode
+from farandole.meeting.handshake import new_secret
 from farandole.meeting.rendezvous import TcpRendezvous
 from farandole.meeting.rounds import Caller
 from farandole.meeting.server import RendezvousServer
@@ -22,6 +23,22 @@ __all__ = ["Exchange", "HostedRendezvous", "meet"]
 log = logging.getLogger(__name__)
 
 REACH = timedelta(seconds=5)  # for a connection to one of rank 0's addresses
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """Rank 0's message to all ranks."""
+
+    secret: bytes
+    addresses: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """A rank's host, and the addresses of rank 0 that it reaches."""
+
+    host: str
+    addresses: list[str]
 
 
 class Exchange(Protocol):
@@ -66,12 +83,13 @@ class HostedRendezvous(TcpRendezvous):
                 "FARANDOLE_INTERFACE"
             )
         self.address = reached[0]
-        card = json.dumps([host_identity(), reached]).encode()
-        cards = [json.loads(each) for each in self.allgather(card, timeout=timedelta(seconds=deadline.remaining()))]
-        self.hosts = [host for host, _ in cards]
-        common = [each for each in self._addresses if all(each in theirs for _, theirs in cards)]
+        card = encode(_Reached(host_identity(), reached))
+        gathered = self.allgather(card, timeout=timedelta(seconds=deadline.remaining()))
+        cards = [decode(each, _Reached) for each in gathered]
+        self.hosts = [each.host for each in cards]
+        common = [each for each in self._addresses if all(each in card.addresses for card in cards)]
         if not common:
-            ways = "; ".join(f"rank {rank} at {' and '.join(theirs)}" for rank, (_, theirs) in enumerate(cards))
+            ways = "; ".join(f"rank {rank} at {' and '.join(each.addresses)}" for rank, each in enumerate(cards))
             raise RendezvousError(
                 f"no address of rank 0 is reached by all ranks, so name one with FARANDOLE_INTERFACE ({ways})"
             )
@@ -96,10 +114,10 @@ def meet(exchange: Exchange, config: Config, deadline: Deadline, launch: OtherLa
         hosts = own_addresses() if config.interface is None else interface_addresses(config.interface)
         secret = new_secret()
         server = RendezvousServer(exchange.size, secret, host=hosts[0], others=hosts[1:])
-        card = json.dumps([secret.hex(), server.addresses]).encode()
+        card = encode(_Served(secret, server.addresses))
     try:
-        secret_text, addresses = json.loads(exchange.share(card, deadline))
-        rendezvous = HostedRendezvous(addresses, exchange.rank, exchange.size, bytes.fromhex(secret_text), server)
+        served = decode(exchange.share(card, deadline), _Served)
+        rendezvous = HostedRendezvous(served.addresses, exchange.rank, exchange.size, served.secret, server)
         rendezvous.launch = launch
         try:
             rendezvous.settle(deadline)
@@ -121,7 +139,7 @@ def meet(exchange: Exchange, config: Config, deadline: Deadline, launch: OtherLa
 
 def _reachable(addresses: list[str], rank: int, size: int, secret: bytes, deadline: Deadline) -> list[str]:
     """Return the `addresses` at which a peer proves the secret: from here an address may lead to another machine."""
-    me = Caller(rank=rank, size=size, generation=0, round=0).pack()
+    me = encode(Caller(rank=rank, size=size, generation=0, round=0))
 
     def reaches(address: str) -> bool:
         limit = min(REACH, timedelta(seconds=deadline.remaining()))

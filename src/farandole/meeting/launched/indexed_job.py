@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from farandole.config import Config
 from farandole.errors import ConfigError
-from farandole.meeting.handshake import LEAST_SECRET, join_address, split_address
+from farandole.meeting.addresses import join_address, split_address
+from farandole.meeting.handshake import LEAST_SECRET
 from farandole.meeting.launched.hosted import HostedRendezvous
 from farandole.meeting.server import RendezvousServer
 from farandole.other_launchers import OtherLaunch

@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 
 from farandole.config import Config
 from farandole.errors import ConfigError, RendezvousError
-from farandole.meeting.handshake import Deadline
+from farandole.meeting.frames import Deadline
 from farandole.meeting.launched.communicators import Communicator, handle_of
 from farandole.meeting.launched.hosted import HostedRendezvous, meet
 from farandole.meeting.launched.mpi_library import find_library, loaded_library

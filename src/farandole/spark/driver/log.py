@@ -17,7 +17,8 @@ from farandole.errors import ConfigError, FarandoleError
 from farandole.launch.failures import from_payload
 from farandole.limits import require_open_files
 from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, listen
-from farandole.meeting.handshake import join_address, recv_frame
+from farandole.meeting.addresses import join_address
+from farandole.meeting.frames import recv_frame
 from farandole.spark.driver.failures import Failures
 from farandole.spark.driver.keepers import Keepers
 from farandole.spark.driver.meeting import Meeting

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from farandole.launch.failures import Failure
-from farandole.meeting.handshake import send_frame
+from farandole.meeting.frames import send_frame
 
 __all__ = ["Job", "Peer"]
 

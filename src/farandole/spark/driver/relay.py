@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from farandole.errors import FarandoleError
 from farandole.meeting.dialer import dial
-from farandole.meeting.handshake import Deadline, recv_frame, send_frame
+from farandole.meeting.frames import Deadline, recv_frame, send_frame
 from farandole.spark.jobs.addresses import keep_alive
 
 __all__ = ["LARGEST_FRAME", "SILENT", "Relay"]

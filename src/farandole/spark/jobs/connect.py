@@ -18,8 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from farandole.errors import ConfigError, FarandoleError
 from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, listen
+from farandole.meeting.addresses import join_address
 from farandole.meeting.dialer import dial
-from farandole.meeting.handshake import Deadline, join_address, new_secret
+from farandole.meeting.frames import Deadline
+from farandole.meeting.handshake import new_secret
 from farandole.spark.jobs.addresses import address_toward
 from farandole.spark.jobs.application import DriverHost
 from farandole.spark.jobs.plan import TaskOrders, TaskPlan

@@ -25,7 +25,7 @@ from farandole.launch.cores import available_cores, threads_per_rank
 from farandole.launch.environment import wants_torch
 from farandole.launch.failures import Failure, culprit, to_payload
 from farandole.launch.reserved import ReservedPort
-from farandole.meeting.handshake import join_address, split_address
+from farandole.meeting.addresses import join_address, split_address
 from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import note_launches
 from farandole.spark.driver.relay import Relay

@@ -9,7 +9,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from farandole.config import Config
 from farandole.errors import ConfigError, RendezvousError
-from farandole.meeting.handshake import Deadline
+from farandole.meeting.frames import Deadline
 from farandole.meeting.launched.hosted import HostedRendezvous, meet
 from farandole.other_launchers import OtherLaunch
 

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistNetworkError
 
 from farandole.errors import RendezvousError
-from farandole.meeting.handshake import join_address, split_address
+from farandole.meeting.addresses import join_address, split_address
 from farandole.meeting.rendezvous import Rendezvous
 
 __all__ = ["StoreRendezvous", "address_seen"]

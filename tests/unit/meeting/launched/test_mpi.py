@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from farandole.errors import RendezvousError
-from farandole.meeting.handshake import Deadline
+from farandole.meeting.frames import Deadline
 from farandole.meeting.launched import mpi
 from farandole.meeting.launched.mpi import MpiProcess
 

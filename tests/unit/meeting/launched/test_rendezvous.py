@@ -1,7 +1,6 @@
 """Rendezvous of ranks that another launcher has started: at rank 0, told of by that launcher's means."""
 
 import errno
-import json
 import os
 import socket
 import threading
@@ -15,9 +14,10 @@ import pytest
 
 from farandole.config import Config
 from farandole.errors import ConfigError, RendezvousError
-from farandole.meeting.handshake import Deadline, join_address
+from farandole.meeting.addresses import join_address
+from farandole.meeting.frames import Deadline, encode
 from farandole.meeting.launched import find_rendezvous, hosted, mpi_library
-from farandole.meeting.launched.hosted import HostedRendezvous, meet
+from farandole.meeting.launched.hosted import HostedRendezvous, _Served, meet
 from farandole.meeting.launched.mpi_library import find_library
 from farandole.meeting.launched.operator import require_hosts
 from farandole.meeting.launched.slurm import FolderExchange
@@ -103,7 +103,7 @@ def test_a_rank_that_does_not_reach_rank_0(monkeypatch: pytest.MonkeyPatch) -> N
     with socket.create_server(("127.0.0.1", 0)) as other:
         closed = join_address(*other.getsockname())
     board = Board(2)
-    board.payload = json.dumps(["00" * 32, [closed]]).encode()
+    board.payload = encode(_Served(bytes(32), [closed]))
     board.written.set()
     with pytest.raises(RendezvousError, match=f"rank 1 on {socket.gethostname()} reaches rank 0 at none .*{closed}"):
         meet(board.of(1), Config(), Deadline(LIMIT))
@@ -115,7 +115,7 @@ def test_a_rank_that_hears_of_rank_0_at_the_last_moment() -> None:
             return self._board.payload
 
     board = Board(2)
-    board.payload = json.dumps(["00" * 32, ["127.0.0.1:9"]]).encode()
+    board.payload = encode(_Served(bytes(32), ["127.0.0.1:9"]))
     with pytest.raises(RendezvousError, match=r"rank 1 .* too late .*no answer within 0 s.*FARANDOLE_START_TIMEOUT"):
         meet(Late(board, 1), Config(), Deadline(timedelta(0)))
 

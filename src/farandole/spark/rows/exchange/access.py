@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Literal, Self
 
 from farandole.errors import CacheError, RendezvousError, SourceError
 from farandole.meeting.dialer import dial
-from farandole.meeting.handshake import Deadline, recv_frame, send_frame
+from farandole.meeting.frames import Deadline, recv_frame, send_frame
 
 __all__ = [
     "A_FILE",

@@ -32,8 +32,9 @@ from typing import BinaryIO
 
 from farandole.errors import CacheError, FarandoleError
 from farandole.meeting.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted, listen
+from farandole.meeting.addresses import join_address, split_address
 from farandole.meeting.dialer import dial
-from farandole.meeting.handshake import Deadline, join_address, recv_frame, send_frame, split_address
+from farandole.meeting.frames import Deadline, recv_frame, send_frame
 from farandole.spark.jobs.addresses import address_toward, keep_alive
 from farandole.spark.rows.disks import local_directory, nameless_file
 from farandole.spark.rows.exchange.access import (
