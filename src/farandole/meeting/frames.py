@@ -175,13 +175,14 @@ def frame(payload: bytes) -> bytes:
 
 
 def split_frames(joined: memoryview) -> list[memoryview]:
-    """Split joined frames into their payloads."""
+    """Split joined frames into their payloads; raises `ValueError` if the last one is cut short."""
     parts = []
     start = 0
     while start < len(joined):
         body = start + LENGTH.size
-        end = body + LENGTH.unpack_from(joined, start)[0]
-        assert end <= len(joined), "a frame is longer than what arrived"
+        end = body + int.from_bytes(joined[start:body])
+        if end > len(joined):
+            raise ValueError("a frame is longer than what arrived")
         parts.append(joined[body:end])
         start = end
     return parts

@@ -18,12 +18,12 @@ from farandole.errors import AuthenticationError, ConfigError
 from farandole.launch.failures import Failure, to_payload
 from farandole.meeting.addresses import split_address
 from farandole.meeting.dialer import dial
-from farandole.meeting.frames import send_frame
+from farandole.meeting.frames import send
 from farandole.meeting.handshake import authenticate, new_secret
 from farandole.spark.driver import peers
 from farandole.spark.driver.log import DriverLog
 from farandole.spark.driver.peers import Job
-from farandole.spark.driver.relay import Relay
+from farandole.spark.driver.relay import Over, Relay
 from helpers.strangers import crowd
 
 SOON = timedelta(seconds=60)  # nothing of it is waited for when all goes well
@@ -170,17 +170,17 @@ def test_only_one_thread_at_a_time_sends_to_a_task(secret: bytes, monkeypatch: p
     heard: queue.SimpleQueue[str] = queue.SimpleQueue()
     two, together = threading.Barrier(2), threading.Event()
 
-    def watched(sock: socket.socket, payload: bytes) -> None:
+    def watched(sock: socket.socket, message: Over) -> None:
         with suppress(threading.BrokenBarrierError):
             two.wait(0.1)
             together.set()
-        send_frame(sock, payload)
+        send(sock, message)
 
     with DriverLog(secret, 1, host="127.0.0.1") as log:
         relay = relay_to(log, 0, secret, heard.put)
         log.cancel("here")
         assert heard.get(timeout=SOON.total_seconds()) == "here"
-        monkeypatch.setattr(peers, "send_frame", watched)
+        monkeypatch.setattr(peers, "send", watched)
         other = threading.Thread(target=log.cancel, args=("a",))
         other.start()
         log.cancel("b")

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import logging
 import socket
 import sys
@@ -18,12 +17,12 @@ from farandole.launch.failures import from_payload
 from farandole.limits import require_open_files
 from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, listen
 from farandole.meeting.addresses import join_address
-from farandole.meeting.frames import recv_frame
+from farandole.meeting.frames import decode, recv_frame, split_frames
 from farandole.spark.driver.failures import Failures
 from farandole.spark.driver.keepers import Keepers
 from farandole.spark.driver.meeting import Meeting
 from farandole.spark.driver.peers import Job, Peer
-from farandole.spark.driver.relay import LARGEST_FRAME, SILENT
+from farandole.spark.driver.relay import LARGEST_FRAME, SILENT, Report
 from farandole.spark.jobs.addresses import keep_alive
 from farandole.spark.rows.exchange.access import keeper_of
 
@@ -155,7 +154,8 @@ class DriverLog:
                 if peer.is_keeper:
                     self.keepers.welcome(peer)
                 while True:
-                    self._handle(peer, json.loads(recv_frame(peer.connection, LARGEST_FRAME)))
+                    batch = split_frames(memoryview(recv_frame(peer.connection, LARGEST_FRAME)))
+                    self._handle(peer, [decode(bytes(each), Report) for each in batch])
         except (OSError, EOFError):
             pass  # the peer has disconnected
         except (FarandoleError, ValueError) as error:
@@ -175,11 +175,10 @@ class DriverLog:
             log.warning("the keeper of dealt rows on %s has ended too early, and its rows are lost", peer.host)
             self._job.on_lost_keeper(begun=not self.keepers.feeding)
 
-    def _handle(self, peer: Peer, messages: list[dict[str, object]]) -> None:
+    def _handle(self, peer: Peer, messages: list[Report]) -> None:
         lines: dict[str, list[str]] = {}
         for message in messages:
-            kind, payload = message["kind"], message["payload"]
-            assert isinstance(payload, dict), message
+            kind, payload = message.kind, message.payload
             if kind == "line":
                 lines.setdefault(str(payload["stream"]), []).append(str(payload["text"]))
             elif kind == "log":

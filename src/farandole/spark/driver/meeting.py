@@ -3,6 +3,7 @@
 import threading
 
 from farandole.spark.driver.peers import Job, Peer
+from farandole.spark.driver.relay import Met
 
 __all__ = ["Meeting"]
 
@@ -26,6 +27,6 @@ class Meeting:
                 return
             met, self._arrived = self._arrived, {}
         if not self._job.repeats or self._job.attempt_of(stage) == 1:
-            message = {"met": [met[rank][1] for rank in range(self._size)]}
+            message = Met([met[rank][1] for rank in range(self._size)])
             for each, _ in met.values():
                 each.send(message)

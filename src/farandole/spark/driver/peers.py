@@ -1,13 +1,13 @@
 """Connections of the driver's log to the tasks and keepers of a job, and the job as these connections see it."""
 
 import contextlib
-import json
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from farandole.launch.failures import Failure
-from farandole.meeting.frames import send_frame
+from farandole.meeting.frames import send
+from farandole.spark.driver.relay import Met, Over
 
 __all__ = ["Job", "Peer"]
 
@@ -27,14 +27,14 @@ class Peer:
     def __str__(self) -> str:
         return f"the keeper on {self.host}" if self.is_keeper else f"rank {self.rank}"
 
-    def send(self, message: Mapping[str, object]) -> None:
+    def send(self, message: Met | Over) -> None:
         """Send `message`, unless the other end has gone."""
         with self._sending, contextlib.suppress(OSError):
-            send_frame(self.connection, json.dumps(message).encode())
+            send(self.connection, message)
 
     def dismiss(self, reason: str) -> None:
         """Make the other end finish: a task ends its rank, a keeper its process."""
-        self.send({"over": reason})
+        self.send(Over(reason))
 
 
 class Job:

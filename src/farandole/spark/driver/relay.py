@@ -1,19 +1,19 @@
 """Connection of a barrier task to the driver's log, for a rank's lines, messages and failure; it blocks no training."""
 
-import json
 import logging
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 from farandole.errors import FarandoleError
 from farandole.meeting.dialer import dial
-from farandole.meeting.frames import Deadline, recv_frame, send_frame
+from farandole.meeting.frames import Deadline, Kinds, encode, frame, send_frame
 from farandole.spark.jobs.addresses import keep_alive
 
-__all__ = ["LARGEST_FRAME", "SILENT", "Relay"]
+__all__ = ["LARGEST_FRAME", "SILENT", "Met", "Over", "Relay", "Report"]
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +23,28 @@ LARGEST_FRAME = 16 << 20  # bytes; above any batch of lines, messages and one fa
 MOST_WAITING = 10_000  # messages; lines of a rank that prints faster than the driver reads are dropped and counted
 MOST_LOGGED = 2 * MOST_WAITING
 BATCH_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A message of a rank: a line, its end, a failure, or one of the user's kinds. One frame has several."""
+
+    kind: str
+    payload: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """The driver's message with the "meet" texts of all ranks."""
+
+    texts: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The driver's order to end the rank, or the keeper."""
+
+    reason: str
 
 
 class Relay:
@@ -55,7 +77,7 @@ class Relay:
 
         The user's messages, of kind "log", have twice the room of other messages, so that lines leave some for them.
         Does nothing once the connection has failed."""
-        record = json.dumps({"kind": kind, "payload": payload}).encode()
+        record = frame(encode(Report(kind, payload)))
         with self._changed:
             if self._broken:
                 return
@@ -106,19 +128,19 @@ class Relay:
                     size += len(batch[-1])
                 dropped, self._dropped = self._dropped, 0
                 if dropped:
-                    batch.append(json.dumps({"kind": "dropped", "payload": {"messages": dropped}}).encode())
+                    batch.append(frame(encode(Report("dropped", {"messages": dropped}))))
             if not batch:
                 return
-            send_frame(connection, b"[" + b",".join(batch) + b"]")
+            send_frame(connection, b"".join(batch))
 
     def _listen(self, connection: socket.socket) -> None:
         """Receive the driver's messages: the "meet" texts of all ranks, or the reason why the job is over."""
         while True:
             try:
-                message = json.loads(recv_frame(connection, LARGEST_FRAME))
+                message = Kinds[Met | Over](Met, Over).receive(connection, limit=LARGEST_FRAME)
             except (OSError, EOFError, FarandoleError):
                 return  # one end has closed it; a lost connection does not end the training
-            if "met" in message:
-                self._on_met(message["met"])
+            if isinstance(message, Met):
+                self._on_met(message.texts)
             else:
-                self._on_cancel(message["over"])
+                self._on_cancel(message.reason)

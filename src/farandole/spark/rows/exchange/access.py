@@ -10,21 +10,28 @@ import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, Self
+from typing import BinaryIO, Literal, Self, TypeVar
 
 from farandole.errors import CacheError, RendezvousError, SourceError
 from farandole.meeting.dialer import dial
-from farandole.meeting.frames import Deadline, recv_frame, send_frame
+from farandole.meeting.frames import Deadline, Kinds, send
 
 __all__ = [
     "A_FILE",
     "HANDSHAKE_TIMEOUT",
     "KEEPER",
-    "LARGEST_REQUEST",
     "STALLED",
+    "Borrow",
     "Borrowed",
+    "Commit",
+    "Done",
     "KeeperPlan",
+    "Keeping",
     "Kept",
+    "Lent",
+    "Open",
+    "Read",
+    "Refused",
     "RowsLost",
     "keeper_identity",
     "keeper_of",
@@ -36,8 +43,9 @@ KEEPER = b"keeper"  # the start of a keeper's identity
 HANDSHAKE_TIMEOUT = timedelta(seconds=10)
 START_TIMEOUT = timedelta(seconds=60)
 STALLED = timedelta(seconds=60)  # the longest wait for the next bytes of a request or an answer
-LARGEST_REQUEST = 4096  # bytes
 READ_PIECE = 1 << 20  # bytes
+
+A = TypeVar("A")
 
 
 def local_name(secret: bytes) -> str:
@@ -81,14 +89,76 @@ class Borrowed:
     directory: str  # on whose disk it is
 
 
+# Requests to a keeper.
+
+
+@dataclass(frozen=True, slots=True)
+class Borrow:
+    """Asks for a file to append to, for this task alone. When the connection ends, it is cut to its last commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Makes the borrowed file permanent up to byte `end`."""
+
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Asks for a file to read, on this host."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Asks for committed bytes of a file, on other hosts. They are the answer, without a frame."""
+
+    number: int
+    at: int
+    length: int
+
+
+# A keeper's answers. Those to `Borrow` and `Open` precede a descriptor, which is sent with the byte A_FILE.
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """The first message of a keeper, unasked: where it listens."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """The number of the borrowed file, which is written from byte `at` on, and the folder on whose disk it is."""
+
+    number: int
+    at: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Success."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The disk refuses a file."""
+
+    folder: str
+    problem: str
+
+
 class Kept:
     """A connection to a keeper."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         connection.settimeout(STALLED.total_seconds())
-        answer = self._next_answer()
-        self.address = str(answer["address"])
+        self.address = Kinds(Keeping).receive(connection).address
         self._local = connection.family == socket.AF_UNIX
         self._files: dict[int, BinaryIO] = {}
 
@@ -141,20 +211,19 @@ class Kept:
         """Borrow a file of this host's keeper, to append rows that `commit` then makes permanent.
 
         Raises `CacheError` if the keeper's disk refuses a file, `SourceError` if the keeper is gone."""
-        answer = self._ask({"do": "borrow"})
-        file = self._receive_file("r+b")
-        return Borrowed(file, int(answer["file"]), int(answer["at"]), str(answer["directory"]))
+        lent = self._ask(Borrow(), Lent)
+        return Borrowed(self._receive_file("r+b"), lent.number, lent.at, lent.directory)
 
     def commit(self, end: int) -> None:
         """Make the keeper keep the borrowed file up to byte `end`. Raises `SourceError` if it is gone."""
-        self._ask({"do": "commit", "end": end})
+        self._ask(Commit(end), Done)
 
     def copy(self, number: int, at: int, length: int, out: BinaryIO) -> None:
         """Copy `length` committed bytes of file `number`, from byte `at` on, to the position of `out`.
 
         Raises `SourceError` if the keeper is gone; an `OSError` of the disk of `out` propagates."""
         if not self._local:
-            self._receive({"do": "read", "file": number, "at": at, "length": length}, out)
+            self._receive(Read(number, at, length), out)
             return
         file = self._opened(number)
         while length:
@@ -177,24 +246,20 @@ class Kept:
     ) -> None:
         self.close()
 
-    def _ask(self, request: dict[str, object]) -> dict[str, Any]:
+    def _ask(self, request: Borrow | Commit | Open, answer: type[A]) -> A:
         try:
-            send_frame(self._connection, json.dumps(request).encode())
-            answer = self._next_answer()
+            send(self._connection, request)
+            got = Kinds[A | Refused](answer, Refused).receive(self._connection)
         except (OSError, EOFError) as error:
             raise _lost(self.address, error) from error
-        if "problem" in answer:
-            raise CacheError(answer["folder"], answer["problem"])
-        return answer
-
-    def _next_answer(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(recv_frame(self._connection, LARGEST_REQUEST))
-        return answer
+        if isinstance(got, Refused):
+            raise CacheError(got.folder, got.problem)
+        return got
 
     def _opened(self, number: int) -> BinaryIO:
         """Open a file of this host's keeper; it stays readable when the keeper is gone."""
         if number not in self._files:
-            self._ask({"do": "open", "file": number})
+            self._ask(Open(number), Done)
             self._files[number] = self._receive_file("rb")
         return self._files[number]
 
@@ -208,13 +273,13 @@ class Kept:
             raise _lost(self.address, EOFError("it sent no file"))
         return open(fds[0], mode, buffering=0)
 
-    def _receive(self, request: dict[str, object], out: BinaryIO) -> None:
+    def _receive(self, request: Read, out: BinaryIO) -> None:
         """Send a request to read, and write the bytes of the answer to `out`."""
-        length = int(str(request["length"]))
+        length = request.length
         buffer = bytearray(min(length, READ_PIECE))
         with memoryview(buffer) as view:
             try:
-                send_frame(self._connection, json.dumps(request).encode())
+                send(self._connection, request)
             except OSError as error:
                 raise _lost(self.address, error) from error
             while length:

@@ -7,16 +7,7 @@ a host starts the keeper. The keeper's files have no names. Tasks of the same ho
 whose name derives from the job's secret, and receive descriptors of the files. Tasks of other hosts request bytes over
 TCP, at one address: that of the configured interface, or the one that leads to the driver. The keeper ends, and its
 files are freed, when the driver dismisses it or when its connection to the driver ends.
-
-After the handshake a peer sends requests, as frames of JSON:
-
-    {"do": "borrow"}                  asks for a file to append to, for this task alone; the answer is the file, or the
-                                      problem of the disk. When the connection ends, the file is cut to its last commit
-    {"do": "commit", "end": bytes}    makes the borrowed file permanent up to this byte
-    {"do": "open", "file": n}         asks for a file to read, on this host
-    {"do": "read", "file": n, "at": byte, "length": bytes}     asks for bytes, on other hosts; the answer is the bytes
-
-Other answers are frames of JSON. A file is sent as a descriptor, with one byte after the answer.
+After the handshake a peer sends requests: the messages of `access.py`.
 """
 
 import contextlib
@@ -25,7 +16,6 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import BinaryIO
@@ -34,15 +24,23 @@ from farandole.errors import CacheError, FarandoleError
 from farandole.meeting.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted, listen
 from farandole.meeting.addresses import join_address, split_address
 from farandole.meeting.dialer import dial
-from farandole.meeting.frames import Deadline, recv_frame, send_frame
+from farandole.meeting.frames import Deadline, Kinds, send
+from farandole.spark.driver.relay import Over
 from farandole.spark.jobs.addresses import address_toward, keep_alive
 from farandole.spark.rows.disks import local_directory, nameless_file
 from farandole.spark.rows.exchange.access import (
     A_FILE,
     HANDSHAKE_TIMEOUT,
     KEEPER,
-    LARGEST_REQUEST,
     STALLED,
+    Borrow,
+    Commit,
+    Done,
+    Keeping,
+    Lent,
+    Open,
+    Read,
+    Refused,
     keeper_identity,
     local_name,
 )
@@ -51,6 +49,8 @@ from farandole.topology import interface_address
 __all__ = ["Keeper", "main"]
 
 SEND_PIECE = 1 << 20  # bytes
+
+_REQUESTS = Kinds[Borrow | Commit | Open | Read](Borrow, Commit, Open, Read)
 
 
 @dataclass(slots=True)
@@ -87,29 +87,31 @@ class Keeper:
             with connection:
                 if not local:
                     keep_alive(connection, STALLED)
-                _answer(connection, {"address": self._address})
+                send(connection, Keeping(self._address))
                 while True:
                     # No limit between two requests: meanwhile the task reads from Spark or from other keepers.
                     connection.settimeout(None)
-                    asked = json.loads(recv_frame(connection, LARGEST_REQUEST))
+                    asked = _REQUESTS.receive(connection)
                     connection.settimeout(STALLED.total_seconds())
-                    if asked["do"] == "borrow" and local:
+                    if isinstance(asked, Borrow) and local:
                         try:
                             borrowed, number = self._lend()
                         except CacheError as error:
-                            _answer(connection, {"folder": error.folder, "problem": error.problem})
+                            send(connection, Refused(error.folder, error.problem))
                             continue
-                        place = {"file": number, "at": borrowed.end, "directory": borrowed.directory}
-                        _answer(connection, place, borrowed.file)
-                    elif asked["do"] == "commit" and borrowed is not None:
-                        borrowed.end = int(asked["end"])
-                        _answer(connection, {})
-                    elif asked["do"] == "open" and local:
-                        _answer(connection, {}, self._files[int(asked["file"])].file)
-                    elif asked["do"] == "read":
-                        self._send(connection, int(asked["file"]), int(asked["at"]), int(asked["length"]))
+                        send(connection, Lent(number, borrowed.end, borrowed.directory))
+                        socket.send_fds(connection, [A_FILE], [borrowed.file.fileno()])
+                    elif isinstance(asked, Commit) and borrowed is not None:
+                        borrowed.end = asked.end
+                        send(connection, Done())
+                    elif isinstance(asked, Open) and local:
+                        opened = self._files[asked.number].file
+                        send(connection, Done())
+                        socket.send_fds(connection, [A_FILE], [opened.fileno()])
+                    elif isinstance(asked, Read):
+                        self._send(connection, asked)
                     else:
-                        raise ValueError(f"{asked['do']} is not for this connection")
+                        raise ValueError(f"{asked} is not for this connection")
         except (OSError, EOFError, FarandoleError, ValueError, KeyError, IndexError):
             pass  # the peer has finished or is gone, or its request was wrong, which the end of the connection answers
         finally:
@@ -132,20 +134,14 @@ class Keeper:
             held.file.truncate(held.end)
             held.lent = False
 
-    def _send(self, connection: socket.socket, number: int, at: int, length: int) -> None:
-        """Send committed bytes of file `number`; raises `ValueError` for others."""
-        held = self._files[number]
+    def _send(self, connection: socket.socket, asked: Read) -> None:
+        """Send committed bytes of a file; raises `ValueError` for others."""
+        held, at, length = self._files[asked.number], asked.at, asked.length
         if at < 0 or length < 0 or at + length > held.end:
-            raise ValueError(f"bytes {at} to {at + length} of file {number} are not there")
+            raise ValueError(f"bytes {at} to {at + length} of file {asked.number} are not there")
         while length:
             sent = os.sendfile(connection.fileno(), held.file.fileno(), at, min(length, SEND_PIECE))
             at, length = at + sent, length - sent
-
-
-def _answer(connection: socket.socket, answer: Mapping[str, object], file: BinaryIO | None = None) -> None:
-    send_frame(connection, json.dumps(answer).encode())
-    if file is not None:
-        socket.send_fds(connection, [A_FILE], [file.fileno()])
 
 
 def main() -> None:
@@ -175,7 +171,7 @@ def main() -> None:
             os.dup2(nothing.fileno(), stream)
     keeper = Keeper(secret, local, remote, join_address(host, remote.getsockname()[1]))
     with contextlib.suppress(OSError, EOFError, FarandoleError):  # the driver is gone, which ends the job as well
-        recv_frame(lifeline, LARGEST_REQUEST)
+        Kinds(Over).receive(lifeline)
     # Before the lifeline closes, from whose end the driver concludes that no file is left.
     keeper.let_go()
     os._exit(0)
