@@ -10,14 +10,26 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 
-from farandole.launch.backend import Call, Command, Host, Place, Rank, Task
+from farandole.launch.backend import Call, Command, Place, Rank, Task
 from farandole.launch.backends.local import LocalAgent
 from farandole.launch.failures import Failure, to_payload
-from farandole.launch.messages import MARKER, Messages
+from farandole.launch.messages import (
+    FROM_LAUNCHER,
+    MARKER,
+    End,
+    FromLauncher,
+    Gone,
+    Hello,
+    Line,
+    Messages,
+    Port,
+    Reach,
+    Reached,
+    Reserve,
+    Start,
+)
 from farandole.launch.processes import GRACE
 from farandole.launch.versions import own_versions
 from farandole.limits import naming_process_limit
@@ -40,7 +52,7 @@ def main() -> int:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     os.write(outgoing, MARKER)
-    messages = Messages(incoming, outgoing)
+    messages = Messages[FromLauncher](incoming, outgoing, FROM_LAUNCHER)
     with LocalAgent() as local:
         service = _Service(messages, local)
         try:
@@ -63,7 +75,7 @@ def _own_name() -> str:
 class _Service:
     """Answers the launcher's messages."""
 
-    def __init__(self, messages: Messages, local: LocalAgent) -> None:
+    def __init__(self, messages: Messages[FromLauncher], local: LocalAgent) -> None:
         self._messages, self._local = messages, local
         self._ranks: dict[int, Rank] = {}
         self._starting = threading.Lock()
@@ -73,30 +85,19 @@ class _Service:
         client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "   ").split(" ")
         # Within a step of srun: the address of srun as the node sees it, and the node's own name.
         client, server = client or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""), server or _own_name()
-        self._messages.send(
-            "hello",
-            {
-                **own_versions(),
-                "identity": self._local.identity,
-                "client": client,
-                "server": server,
-                "cores": self._local.cores,
-                "usable_cores": self._local.usable_cores,
-            },
-        )
+        cores = list(self._local.cores)
+        identity, usable = self._local.identity, self._local.usable_cores
+        self._messages.send(Hello(own_versions(), identity, client, server, cores, usable))
         while True:
-            kind, fields, blob = self._messages.receive()
-            if kind == "reserve":
-                self._messages.send("port", self._reserve_port())
-            elif kind == "reach":
-                self._messages.send("reached", _reach(fields["address"]))
-            elif kind == "start":
-                self._start(fields, blob)
-            elif kind == "terminate":
-                if fields["rank"] in self._ranks:  # if not, it could not be started
-                    self._ranks[fields["rank"]].terminate(timedelta(seconds=fields["grace"]))
-            else:
-                raise AssertionError(kind)
+            message = self._messages.receive()
+            if isinstance(message, Reserve):
+                self._messages.send(self._reserve_port())
+            elif isinstance(message, Reach):
+                self._messages.send(_reach(message.address))
+            elif isinstance(message, Start):
+                self._start(message)
+            elif message.rank in self._ranks:  # if not, it could not be started
+                self._ranks[message.rank].terminate(timedelta(seconds=message.grace))
 
     def end_ranks(self) -> None:
         """End all ranks and wait until no process of them is left."""
@@ -105,20 +106,20 @@ class _Service:
         for rank in self._ranks.values():
             rank.wait_gone(GRACE + GONE)
 
-    def _reserve_port(self) -> dict[str, object]:
+    def _reserve_port(self) -> Port:
         try:
-            return {"port": self._local.reserve_port(), "problem": ""}
+            return Port(self._local.reserve_port())
         except OSError as error:
-            return {"port": 0, "problem": str(error)}
+            return Port(0, str(error))
 
-    def _start(self, fields: Mapping[str, Any], blob: bytes) -> None:
+    def _start(self, order: Start) -> None:
         """Start a rank, or report its failure: an `OSError` of the start does not mean that the launcher is gone."""
-        number, host = fields["rank"], Host(**fields["host"])
-        place = Place(rank=number, host=host, env=fields["env"], cores=tuple(fields["cores"]))
+        number = order.rank
+        place = Place(rank=number, host=order.host, env=order.env, cores=tuple(order.cores))
         try:
-            self._local.stop_limit = fields["silence"]
+            self._local.stop_limit = order.silence
             with naming_process_limit(OSError), self._starting:
-                self._ranks[number] = rank = self._local.start(place, _task(fields, blob), self._line, self._end)
+                self._ranks[number] = rank = self._local.start(place, _task(order), self._line, self._end)
             with naming_process_limit(OSError):
                 gone = threading.Thread(
                     target=self._send_gone, args=(rank,), name=f"farandole-gone-{number}", daemon=True
@@ -126,47 +127,48 @@ class _Service:
                 gone.start()
         except OSError as error:
             failure = Failure(rank=number, reason=f"could not be started: {error}", code=126)
-            self._send("end", {"rank": number, "failure": to_payload(failure)})
+            self._send(End(number, to_payload(failure), b""))
             if number in self._ranks:  # no thread waits for its end
                 self._ranks[number].terminate(timedelta(0))
                 self._ranks[number].wait_gone(GONE)
-            self._send("gone", {"rank": number})
+            self._send(Gone(number))
 
     def _line(self, rank: int, stream: str, line: str) -> None:
-        self._messages.send("line", {"rank": rank, "stream": stream, "line": line})
+        self._messages.send(Line(rank, stream, line))
 
     def _end(self, number: int, failure: Failure | None) -> None:
         with self._starting:  # a rank can end before the call that starts it returns
             rank = self._ranks[number]
         payload = None if failure is None else to_payload(failure)
-        self._send("end", {"rank": number, "failure": payload}, rank.value() if failure is None else b"")
+        self._send(End(number, payload, rank.value() if failure is None else b""))
 
     def _send_gone(self, rank: Rank) -> None:
         if rank.wait_gone(FOR_EVER):
-            self._send("gone", {"rank": rank.rank})
+            self._send(Gone(rank.rank))
 
-    def _send(self, kind: str, fields: Mapping[str, object], blob: bytes = b"") -> None:
+    def _send(self, message: End | Gone) -> None:
         try:
-            self._messages.send(kind, fields, blob)
+            self._messages.send(message)
         except OSError:
             return  # the launcher is gone; `serve` ends with that
 
 
-def _task(fields: Mapping[str, Any], blob: bytes) -> Task:
-    if "words" in fields:
-        return Command(fields["words"])
-    sys.path[:] = fields["paths"]  # for the worker, and for unpickling the call's exceptions here
-    timeout = timedelta(seconds=fields["start_timeout"])
-    return Call(blob, fields["executable"], timeout, runner=fields["runner"], keep_all=fields["keep_all"])
+def _task(order: Start) -> Task:
+    call = order.call
+    if call is None:
+        return Command(order.words)
+    sys.path[:] = call.paths  # for the worker, and for unpickling the call's exceptions here
+    timeout = timedelta(seconds=call.start_timeout)
+    return Call(order.payload, call.executable, timeout, runner=call.runner, keep_all=call.keep_all)
 
 
-def _reach(address: str) -> dict[str, str]:
+def _reach(address: str) -> Reached:
     """Connect to `address`, where the launcher listens; return this host's address on that route, or the problem."""
     try:
         with socket.create_connection(split_address(address), timeout=REACH) as probe:
-            return {"own": probe.getsockname()[0], "problem": ""}
+            return Reached(probe.getsockname()[0])
     except OSError as error:
-        return {"own": "", "problem": str(error)}
+        return Reached("", str(error))
 
 
 if __name__ == "__main__":

@@ -3,16 +3,15 @@
 A pair of connected sockets without a name. Both ends belong to one user and one job, so each trusts the other.
 
     worker -> launcher   READY, when it has started
-    launcher -> worker   SETUP (JSON: sys.path, the runner) and CALL (the pickled function and arguments)
-    launcher -> worker   ORDERS (JSON: variables, whether to keep the value) with open files; the call begins
-    worker -> launcher   MESSAGE (JSON), any number while the call runs
+    launcher -> worker   SETUP (a `_Setup`) and CALL (the pickled function and arguments)
+    launcher -> worker   ORDERS (a `_Begin`) with open files; the call begins
+    worker -> launcher   MESSAGE (a `_Message`), any number while the call runs
     worker -> launcher   OUTCOME (a pickled `WorkerValue` or `WorkerFailure`)
 
 Records are received whole or not at all. Longer items are cut into several records, between which messages may come.
 """
 
 import contextlib
-import json
 import pickle
 import select
 import socket
@@ -22,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeAlias
+
+from farandole.meeting.frames import decode, encode
 
 __all__ = [
     "LARGEST_MESSAGE",
@@ -78,6 +79,31 @@ class WorkerFailure:
 
 
 Outcome: TypeAlias = WorkerValue | WorkerFailure
+
+
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """`sys.path` of the call, and the "module:function" that makes it."""
+
+    paths: list[str]
+    runner: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """`Orders` without the files, whose descriptors come with it."""
+
+    env: Mapping[str, str]
+    keep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A message of the worker, and the number of those before it for which there was no room."""
+
+    kind: str
+    payload: Mapping[str, object]
+    dropped: int
 
 
 def open_channel() -> tuple["LauncherEnd", socket.socket]:
@@ -143,7 +169,7 @@ class LauncherEnd(_End):
         self._socket.settimeout(None)
         # A worker that has failed meanwhile may be gone; its outcome can still be received.
         with contextlib.suppress(OSError):
-            self._send(SETUP, json.dumps({"paths": list(paths), "runner": runner}).encode())
+            self._send(SETUP, encode(_Setup(list(paths), runner)))
             self._send(CALL, call)
             with self._lock:
                 self._handed_over = True
@@ -168,15 +194,14 @@ class LauncherEnd(_End):
                 assert isinstance(outcome, (WorkerValue, WorkerFailure)), outcome
                 return outcome
             assert kind == MESSAGE, kind
-            message = json.loads(item)
-            if message["dropped"]:
-                on_message("dropped", {"messages": message["dropped"]})
-            on_message(message["kind"], message["payload"])
+            message = decode(item, _Message)
+            if message.dropped:
+                on_message("dropped", {"messages": message.dropped})
+            on_message(message.kind, message.payload)
 
     def _send_orders(self) -> None:
         if self._handed_over and self._orders is not None:
-            record = json.dumps({"env": dict(self._orders.env), "keep": self._orders.keep}).encode()
-            self._send(ORDERS, record, self._orders.fds)
+            self._send(ORDERS, encode(_Begin(dict(self._orders.env), self._orders.keep)), self._orders.fds)
             self._orders = None
 
 
@@ -191,22 +216,23 @@ class WorkerEnd(_End):
     def receive_call(self) -> tuple[list[str], str, bytes]:
         """Wait for the call: `sys.path`, the name of the runner, and the pickled function and arguments."""
         self._send(READY, b"")
-        setup = json.loads(self._expect(SETUP)[0])
-        return setup["paths"], setup["runner"], self._expect(CALL)[0]
+        setup = decode(self._expect(SETUP)[0], _Setup)
+        return setup.paths, setup.runner, self._expect(CALL)[0]
 
     def receive_orders(self) -> Orders:
         """Wait until the call may begin; raises `EOFError` if the launcher ends before."""
         # No deadline: a Spark task may write rows for an hour before. If the launcher ends, the wait ends with end of
         # file, and the guard kills this process.
         record, fds = self._expect(ORDERS)
-        return Orders(**json.loads(record), fds=fds)
+        begin = decode(record, _Begin)
+        return Orders(env=begin.env, fds=fds, keep=begin.keep)
 
     def send(self, kind: str, payload: Mapping[str, object], *, patient: bool = False) -> bool:
         """Send a message; return False if there was no room (`patient`: for 2 s) and it was dropped.
 
         Raises `ValueError` for a message over 64 KiB, `TypeError` for values that JSON does not know."""
         with self._lock:
-            record = json.dumps({"kind": kind, "payload": payload, "dropped": self._dropped}).encode()
+            record = encode(_Message(kind, payload, self._dropped))
             if len(record) > LARGEST_MESSAGE:
                 raise ValueError(f"a message of {len(record)} bytes is over the limit of {LARGEST_MESSAGE}")
             sent = self._send_now(record, time.monotonic() + (PATIENCE if patient else 0.0))

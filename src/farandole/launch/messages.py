@@ -1,68 +1,193 @@
 """Messages between a launcher and its agent on another host, over a pair of pipes such as those of ssh.
 
-The agent writes MARKER first, because a login shell may print other text before. A message is two lengths, a JSON array
-of its kind and its fields, and bytes.
+The agent writes MARKER first, because a login shell may print other text before.
 
-    agent -> launcher    hello (once), port, reached, line, end, gone
-    launcher -> agent    reserve, reach, start, terminate
-    both                 alive, every few seconds
+    agent -> launcher    Hello (once), Port, Reached, Line, End, Gone
+    launcher -> agent    Reserve, Reach, Start, Terminate
+    both                 Alive, every few seconds
 """
 
 import contextlib
-import json
 import os
 import select
-import struct
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
 
-__all__ = ["MARKER", "SILENCE", "Message", "Messages"]
+from farandole.launch.backend import Host
+from farandole.launch.versions import Versions
+from farandole.meeting.frames import Kinds, encode, frame, frame_steps
+
+__all__ = [
+    "FROM_AGENT",
+    "FROM_LAUNCHER",
+    "MARKER",
+    "SILENCE",
+    "CallOrder",
+    "End",
+    "FromAgent",
+    "FromLauncher",
+    "Gone",
+    "Hello",
+    "Line",
+    "Messages",
+    "Port",
+    "Reach",
+    "Reached",
+    "Reserve",
+    "Start",
+    "Terminate",
+]
 
 MARKER = b"\n--- farandole agent ---\n"
 ALIVE_EVERY = 3.0  # seconds
 SILENCE = 60.0  # seconds without a message after which the other end is lost
 _BANNER = 1 << 16  # bytes that a login shell may print
-_LENGTHS = struct.Struct("!QQ")
+_LARGEST = 1 << 40  # bytes; the other end is ours, and a call may be large
 
-NOTHING: Mapping[str, object] = {}
-
-Message: TypeAlias = tuple[str, dict[str, Any], bytes]
+M = TypeVar("M")
 
 
-class Messages:
-    """One end of the pipes. Any thread may send, one thread receives and closes.
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A sign of life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The agent's host: its versions, its identity, both ends of the connection as it sees them, and its cores."""
+
+    versions: Versions
+    identity: str
+    client: str
+    server: str
+    cores: list[int]
+    usable_cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Asks for a free port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """The reserved port, or why there is none."""
+
+    port: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Asks for a connection to the launcher's address."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The host's own address on that route, or why there is none."""
+
+    own: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOrder:
+    """How a rank makes the call whose function and arguments are the payload."""
+
+    paths: list[str]
+    runner: str
+    executable: str
+    start_timeout: float
+    keep_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The order to start a rank, as a program (`words`) or a call."""
+
+    rank: int
+    host: Host
+    env: Mapping[str, str]
+    cores: list[int]
+    silence: float
+    words: list[str]
+    call: CallOrder | None
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """The order to end a rank, which gets `grace` seconds for it."""
+
+    rank: int
+    grace: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a rank's output."""
+
+    rank: int
+    stream: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a rank: its failure, if it failed (`failures.to_payload`), or the pickled value of its call."""
+
+    rank: int
+    failure: Mapping[str, object] | None
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The end of the last process of a rank."""
+
+    rank: int
+
+
+FromAgent: TypeAlias = Hello | Port | Reached | Line | End | Gone
+FromLauncher: TypeAlias = Reserve | Reach | Start | Terminate
+FROM_AGENT = Kinds[FromAgent | Alive](Hello, Port, Reached, Line, End, Gone, Alive)
+FROM_LAUNCHER = Kinds[FromLauncher | Alive](Reserve, Reach, Start, Terminate, Alive)
+
+
+class Messages(Generic[M]):
+    """One end of the pipes, which receives messages of the given kinds. Any thread may send, one receives and closes.
 
     A thread sends "alive" every few seconds until the outgoing pipe is closed."""
 
-    def __init__(self, incoming: int, outgoing: int) -> None:
-        self._incoming, self._outgoing = incoming, outgoing
+    def __init__(self, incoming: int, outgoing: int, kinds: Kinds[M | Alive]) -> None:
+        self._incoming, self._outgoing, self._kinds = incoming, outgoing, kinds
         self._stopped = os.eventfd(0)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._stay_alive, name="farandole-alive", daemon=True)
         self._thread.start()
 
-    def send(self, kind: str, fields: Mapping[str, object] = NOTHING, blob: bytes = b"") -> None:
+    def send(self, message: FromAgent | FromLauncher | Alive) -> None:
         """Send a message; blocks until the pipe has taken it. Raises `OSError` when the other end is gone."""
-        record = json.dumps([kind, dict(fields)]).encode()
+        left = memoryview(frame(encode(message)))
         with self._sending:
             if self._closed.is_set():
                 raise BrokenPipeError("the connection is closed")
-            for part in (_LENGTHS.pack(len(record), len(blob)) + record, blob):
-                left = memoryview(part)
-                while left:
-                    left = left[os.write(self._outgoing, left) :]
+            while left:
+                left = left[os.write(self._outgoing, left) :]
 
-    def receive(self) -> Message:
-        """Wait for a message. Raises `EOFError` when the other end is gone, `TimeoutError` after `SILENCE`."""
+    def receive(self) -> M:
+        """Wait for a message. Raises `EOFError` when the other end is gone, `TimeoutError` after `SILENCE`, and
+        `ValueError` for a message that cannot be read."""
         while True:
-            record, blob = _LENGTHS.unpack(self._read(_LENGTHS.size))
-            kind, fields = json.loads(self._read(record))
-            data = self._read(blob)
-            if kind != "alive":
-                return kind, fields, data
+            message = self._kinds.decode(self._read_frame())
+            if not isinstance(message, Alive):
+                return message
 
     def skip_banner(self, seconds: float) -> None:
         """Read up to MARKER. Raises `EOFError`, `TimeoutError`, or `ValueError` after 64 KiB of other output."""
@@ -96,6 +221,17 @@ class Messages:
                 os.close(self._stopped)
                 self._incoming = -1
 
+    def _read_frame(self) -> bytes:
+        steps = frame_steps(_LARGEST, "the other end")
+        wanted = next(steps)
+        try:
+            while True:
+                assert isinstance(wanted, int)
+                wanted = steps.send(self._read(wanted))
+        except StopIteration as done:
+            payload: bytes = done.value
+            return payload
+
     def _read(self, count: int, seconds: float | None = None) -> bytes:
         parts, seconds = [], SILENCE if seconds is None else seconds
         poller = select.poll()  # select.select refuses descriptors from 1024 on
@@ -116,4 +252,4 @@ class Messages:
     def _stay_alive(self) -> None:
         while not self._closed.wait(ALIVE_EVERY):
             with contextlib.suppress(OSError):  # `receive` notices
-                self.send("alive")
+                self.send(Alive())

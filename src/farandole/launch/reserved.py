@@ -1,13 +1,13 @@
 """Reserved port: a free port that all ranks know before one of them listens on it."""
 
 import socket
-from types import TracebackType
-from typing import Self
+
+from farandole.closing import Closing
 
 __all__ = ["ReservedPort"]
 
 
-class ReservedPort:
+class ReservedPort(Closing):
     """A port of this machine that a rank can listen on, and that no other process gets while this is open.
 
     A socket here is bound to it and does not listen. Linux gives such a port to no socket that requests any free
@@ -30,11 +30,3 @@ class ReservedPort:
     def close(self) -> None:
         """Give the port back."""
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -2,29 +2,37 @@
 
 import platform
 import sys
-from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 
-__all__ = ["check_versions", "own_versions"]
+__all__ = ["Versions", "check_versions", "own_versions"]
 
 
-def own_versions() -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The versions of farandole and Python in a process."""
+
+    farandole: str
+    python: str
+
+
+def own_versions() -> Versions:
     """Return the versions of farandole and Python in this process, for `check_versions` elsewhere."""
-    return {"version": version("farandole"), "python": platform.python_version()}
+    return Versions(version("farandole"), platform.python_version())
 
 
-def check_versions(theirs: Mapping[str, str]) -> None:
+def check_versions(theirs: Versions) -> None:
     """Raise `OSError`, naming both versions, if a host's farandole or minor version of Python differs."""
     mine = own_versions()
-    if theirs["version"] != mine["version"]:
+    if theirs.farandole != mine.farandole:
         raise OSError(
-            f"it has farandole {theirs['version']} in {sys.executable}, this machine {mine['version']}; "
+            f"it has farandole {theirs.farandole} in {sys.executable}, this machine {mine.farandole}; "
             "install the same version"
         )
-    wanted = _minor(mine["python"])
-    if _minor(theirs["python"]) != wanted:
+    wanted = _minor(mine.python)
+    if _minor(theirs.python) != wanted:
         raise OSError(
-            f"{sys.executable} is Python {theirs['python']} there, and {mine['python']} on this machine; start "
+            f"{sys.executable} is Python {theirs.python} there, and {mine.python} on this machine; start "
             f"farandole by a Python {wanted} that all hosts have"
         )
 

@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
+from farandole.closing import Closing
 from farandole.errors import ConfigError, FarandoleError, RendezvousError
 from farandole.limits import require_open_files
 from farandole.meeting.acceptor import Acceptor, Admitted, listen
@@ -74,7 +73,7 @@ class _Caller:
         return request.seconds, request.payload
 
 
-class RendezvousServer:
+class RendezvousServer(Closing):
     """Server that collects `size` payloads per round and answers all ranks, on its own thread until it is closed.
 
     It reads only the handshake of a connection until the peer has proved that it knows `secret`, and each state of a
@@ -113,14 +112,6 @@ class RendezvousServer:
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup)
         self._thread = threading.Thread(target=self._run, name="farandole-rendezvous", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop the thread and end all connections; waiting ranks get a `RendezvousError`."""

@@ -21,7 +21,7 @@ from farandole.errors import ConfigError, HostsError
 from farandole.launch.backend import Agent, Call, Command, Host, Place
 from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.failures import Failure
-from farandole.launch.messages import SILENCE, Messages
+from farandole.launch.messages import FROM_AGENT, SILENCE, FromAgent, Messages, Port
 from farandole.meeting.acceptor import BACKLOG
 from farandole.topology import loopback_address
 
@@ -276,11 +276,11 @@ def test_messages_of_a_launcher_with_many_open_files() -> None:
         there, outgoing = os.pipe()
         incoming = dup_from(there, 2000)
         os.close(there)
-        messages = Messages(incoming, os.dup(outgoing))
+        messages = Messages[FromAgent](incoming, os.dup(outgoing), FROM_AGENT)
         stack.callback(messages.close)
         stack.callback(os.close, outgoing)
-        messages.send("port", {"port": 7})
-        assert messages.receive() == ("port", {"port": 7}, b"")
+        messages.send(Port(7))
+        assert messages.receive() == Port(7)
 
 
 def dup_from(descriptor: int, least: int) -> int:
@@ -296,7 +296,7 @@ def dup_from(descriptor: int, least: int) -> int:
 def test_messages_of_an_end_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farandole.launch.messages.SILENCE", 0.1)
     incoming, theirs = os.pipe()
-    messages = Messages(incoming, os.open(os.devnull, os.O_WRONLY))
+    messages = Messages[FromAgent](incoming, os.open(os.devnull, os.O_WRONLY), FROM_AGENT)
     with pytest.raises(TimeoutError, match=r"nothing came for 0\.1 s"):
         messages.receive()
     messages.close()
@@ -306,7 +306,7 @@ def test_messages_of_an_end_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> N
 def test_messages_that_are_stopped() -> None:
     """The reader of a pipe that somebody else holds open ends, and closes its own descriptors."""
     incoming, theirs = os.pipe()
-    messages = Messages(incoming, os.open(os.devnull, os.O_WRONLY))
+    messages = Messages[FromAgent](incoming, os.open(os.devnull, os.O_WRONLY), FROM_AGENT)
     raised: list[BaseException] = []
 
     def read() -> None:

@@ -5,9 +5,9 @@ import logging
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
+from farandole.closing import Closing
 from farandole.core.autotune.knobs import Knobs
 from farandole.errors import ConfigError
 
@@ -53,7 +53,7 @@ class Row:
         return cls(phase, int(ranks), int(hosts), Knobs(**numbers, hierarchical=hierarchical), float(speed))
 
 
-class TuningLog:
+class TuningLog(Closing):
     """Reads an existing log, and then appends to it. Without a path the log is empty, and `add` writes nothing.
 
     The constructor raises `ConfigError` with the file and the first invalid line, or with the reason why it cannot open
@@ -100,14 +100,6 @@ class TuningLog:
             # Only text whose write has failed, which was reported, is still to be written.
             with suppress(OSError):
                 file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _write(self, cells: "list[object] | tuple[str, ...]") -> None:
         if self._file is not None:

@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import TypeVar
 
 from farandole.errors import ConfigError, HostsError
 from farandole.launch import messages
@@ -22,7 +22,22 @@ from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Sh
 from farandole.launch.backends.local import LocalAgent
 from farandole.launch.failures import OUTPUT_REFUSED, Failure, from_payload
 from farandole.launch.hosts import is_local, route_to
-from farandole.launch.messages import Messages
+from farandole.launch.messages import (
+    FROM_AGENT,
+    CallOrder,
+    End,
+    FromAgent,
+    Gone,
+    Hello,
+    Line,
+    Messages,
+    Port,
+    Reach,
+    Reached,
+    Reserve,
+    Start,
+    Terminate,
+)
 from farandole.launch.processes import GRACE
 from farandole.launch.versions import check_versions
 from farandole.limits import require_open_files
@@ -40,6 +55,8 @@ CONNECT = 30.0  # seconds in which ssh has to reach a host
 ANSWER = 120.0  # seconds for an agent to start, or to answer; a busy Slurm takes its time for a step
 LEAVE = 15.0  # seconds for an agent to end
 LAST_LINES = 5  # of ssh's own output, which explain a failure
+
+A = TypeVar("A", Port, Reached)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +157,7 @@ class SshAgent:
         self._listener: threading.Thread | None = None
         self._ranks: dict[int, _SshRank] = {}
         self._lost: str | None = None
-        self._answers: dict[str, dict[str, Any]] = {}
+        self._answer: Port | Reached | None = None
         self._changed = threading.Condition()
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._process = subprocess.Popen(
@@ -151,7 +168,8 @@ class SshAgent:
             start_new_session=True,  # Ctrl-C reaches the launcher alone, which then ends the ranks
         )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._messages = Messages(os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()))
+        pipes = os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno())
+        self._messages = Messages[FromAgent](*pipes, FROM_AGENT)
         self._process.stdin.close()
         self._process.stdout.close()
         self._errors = threading.Thread(target=self._read_errors, name=f"farandole-ssh-{host.name}", daemon=True)
@@ -161,8 +179,9 @@ class SshAgent:
         """Wait until the agent has answered. If it does not, end it and raise `OSError` with the reason."""
         try:
             self._messages.skip_banner(ANSWER)
-            _, hello, _ = self._messages.receive()
-            check_versions(hello)
+            hello = self._messages.receive()
+            assert isinstance(hello, Hello), hello
+            check_versions(hello.versions)
         except BaseException as error:
             why = self._why(error)
             self._messages.close()
@@ -170,8 +189,8 @@ class SshAgent:
             if isinstance(error, (EOFError, TimeoutError, ValueError)):
                 raise OSError(why) from error
             raise
-        self.client, self.server, self.identity = hello["client"], hello["server"], hello["identity"]
-        self.cores, self.usable_cores = hello["cores"], hello["usable_cores"]
+        self.client, self.server, self.identity = hello.client, hello.server, hello.identity
+        self.cores, self.usable_cores = hello.cores, hello.usable_cores
         self._listener = threading.Thread(target=self._listen, name=f"farandole-agent-{self.host.name}", daemon=True)
         self._listener.start()
 
@@ -181,20 +200,20 @@ class SshAgent:
 
     def reach(self, address: str) -> None:
         """Have the host connect to `address`, and note its own; raises `OSError` with the reason if it cannot."""
-        reached = self._ask("reach", {"address": address}, "reached")
-        if reached["problem"]:
-            raise OSError(f"it cannot reach this machine at {address}: {reached['problem']}")
-        self.address = reached["own"]
+        reached = self._ask(Reach(address), Reached)
+        if reached.problem:
+            raise OSError(f"it cannot reach this machine at {address}: {reached.problem}")
+        self.address = reached.own
 
     def reserve_port(self) -> int:
         """Reserve a free port of the host until the agent is closed; raises `HostsError` with the reason."""
         try:
-            reserved = self._ask("reserve", {}, "port")
+            reserved = self._ask(Reserve(), Port)
         except OSError as error:
             raise HostsError({self.host.name: str(error)}) from error
-        if reserved["problem"]:
-            raise HostsError({self.host.name: f"no port can be reserved there: {reserved['problem']}"})
-        return int(reserved["port"])
+        if reserved.problem:
+            raise HostsError({self.host.name: f"no port can be reserved there: {reserved.problem}"})
+        return reserved.port
 
     def start(self, place: Place, task: Task, on_line: OnLine, on_end: OnEnd) -> "_SshRank":
         """Have the host start the rank."""
@@ -202,18 +221,17 @@ class SshAgent:
         with self._changed:
             self._ranks[place.rank] = rank
             lost = self._lost
-        fields: dict[str, object] = {"rank": place.rank, "host": asdict(place.host)}
-        fields |= {"env": dict(place.env), "cores": list(place.cores), "silence": messages.SILENCE}
-        blob = b""
+        words: list[str] = []
+        call, payload = None, b""
         if isinstance(task, Call):
-            blob = task.payload
-            fields |= {"paths": sys.path, "runner": task.runner, "executable": task.executable}
-            fields |= {"start_timeout": task.start_timeout.total_seconds(), "keep_all": task.keep_all}
+            seconds, payload = task.start_timeout.total_seconds(), task.payload
+            call = CallOrder(sys.path, task.runner, task.executable, seconds, task.keep_all)
         else:
-            fields["words"] = list(task.words)
+            words = list(task.words)
+        where = place.rank, place.host, dict(place.env), list(place.cores)
         try:
             if lost is None:
-                self._messages.send("start", fields, blob)
+                self._messages.send(Start(*where, messages.SILENCE, words, call, payload))
         except OSError:
             lost = self._lost or "its connection broke"
         if lost is not None:
@@ -225,27 +243,27 @@ class SshAgent:
         self._messages.close_outgoing()
         self._end_process(LEAVE)
 
-    def _ask(self, kind: str, fields: Mapping[str, object], answer: str) -> dict[str, Any]:
+    def _ask(self, question: Reach | Reserve, kind: type[A]) -> A:
         """Send a question and wait for its answer; raises `OSError` when the agent is lost."""
         with self._changed:
-            self._answers.pop(answer, None)
-            self._messages.send(kind, fields)
-            self._changed.wait_for(lambda: answer in self._answers or self._lost is not None, ANSWER)
-            if answer not in self._answers:
+            self._answer = None
+            self._messages.send(question)
+            self._changed.wait_for(lambda: isinstance(self._answer, kind) or self._lost is not None, ANSWER)
+            if not isinstance(self._answer, kind):
                 raise OSError(self._lost or f"its agent did not answer within {ANSWER:.0f} s")
-            return self._answers.pop(answer)
+            return self._answer
 
     def _listen(self) -> None:
         """Pass on the agent's messages; the body of the thread, until the agent is gone."""
         try:
             while True:
-                kind, fields, blob = self._messages.receive()
-                if kind in ("port", "reached"):
+                message = self._messages.receive()
+                if isinstance(message, (Port, Reached)):
                     with self._changed:
-                        self._answers[kind] = fields
+                        self._answer = message
                         self._changed.notify_all()
-                else:
-                    self._ranks[fields["rank"]].handle(kind, fields, blob)
+                elif not isinstance(message, Hello):
+                    self._ranks[message.rank].handle(message)
         except (EOFError, OSError) as error:  # TimeoutError too
             why = self._why(error)
         except Exception as error:  # the ranks must be reported as lost
@@ -303,21 +321,21 @@ class SshAgent:
 class _SshRank:
     """A rank on another host."""
 
-    def __init__(self, rank: int, messages: Messages, on_line: OnLine, on_end: OnEnd) -> None:
+    def __init__(self, rank: int, messages: Messages[FromAgent], on_line: OnLine, on_end: OnEnd) -> None:
         self.rank, self._messages, self._on_line, self._on_end = rank, messages, on_line, on_end
         self._line_error: Exception | None = None  # raised by on_line, which gets no further lines
         self._value = b""
         self._ended = threading.Lock()  # acquired at the rank's end, and never released
         self._gone = threading.Event()
 
-    def handle(self, kind: str, fields: Mapping[str, Any], blob: bytes) -> None:
+    def handle(self, message: Line | End | Gone) -> None:
         """Handle a message about this rank."""
-        if kind == "line":
-            self._pass_on(fields["stream"], fields["line"])
-        elif kind == "gone":
+        if isinstance(message, Line):
+            self._pass_on(message.stream, message.line)
+        elif isinstance(message, Gone):
             self._gone.set()
         elif self._ended.acquire(blocking=False):
-            self._value, payload = blob, fields["failure"]
+            self._value, payload = message.value, message.failure
             # The failure gets the time of its arrival, because clocks of hosts are unrelated.
             failure = from_payload(self.rank, payload, time.monotonic()) if payload else None
             if failure is not None and self._line_error is not None:
@@ -346,7 +364,7 @@ class _SshRank:
     def terminate(self, grace: timedelta) -> None:
         """Have the host end the rank. Does not wait."""
         with contextlib.suppress(OSError):  # the host and its ranks are lost
-            self._messages.send("terminate", {"rank": self.rank, "grace": grace.total_seconds()})
+            self._messages.send(Terminate(self.rank, grace.total_seconds()))
 
     def wait_gone(self, timeout: timedelta) -> bool:
         """Wait until the host reports that no process of the rank is left; return False after `timeout`."""

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Literal, TypeAlias
 
+from farandole.closing import Closing
 from farandole.errors import ConfigError, FarandoleError
 from farandole.launch.failures import from_payload
 from farandole.limits import require_open_files
@@ -44,7 +44,7 @@ def show_on_console(stream: str, text: str) -> None:
     target.flush()
 
 
-class DriverLog:
+class DriverLog(Closing):
     """Server for the tasks and keepers of one job, whose `failures` and `keepers` it follows.
 
     Listens on `host` alone, and reads messages only from peers that have proved the job's secret. `show` receives the
@@ -119,14 +119,6 @@ class DriverLog:
                 peer.connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(CLOSE_TIMEOUT.total_seconds())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _admit(self, admitted: Admitted) -> None:
         host = keeper_of(admitted.who)

@@ -9,9 +9,9 @@ import sys
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
-from types import TracebackType
 from typing import BinaryIO, Literal, Self, TypeVar
 
+from farandole.closing import Closing
 from farandole.errors import CacheError, RendezvousError, SourceError
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline, Kinds, send
@@ -152,7 +152,7 @@ class Refused:
     problem: str
 
 
-class Kept:
+class Kept(Closing):
     """A connection to a keeper."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -237,14 +237,6 @@ class Kept:
         for file in self._files.values():
             file.close()
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _ask(self, request: Borrow | Commit | Open, answer: type[A]) -> A:
         try:
