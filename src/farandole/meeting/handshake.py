@@ -14,14 +14,11 @@ import hashlib
 import hmac
 import os
 import secrets
-import socket
-from datetime import timedelta
 
 from farandole.errors import AuthenticationError, ConfigError
-from farandole.meeting.addresses import peer_name
-from farandole.meeting.frames import Deadline, Steps, converse
+from farandole.meeting.frames import Steps
 
-__all__ = ["authenticate", "handshake_steps", "new_secret"]
+__all__ = ["handshake_steps", "new_secret"]
 
 MAGIC = b"farandole2\n"
 WELCOME = b"!"
@@ -36,24 +33,11 @@ def new_secret() -> bytes:
     return secrets.token_bytes(32)
 
 
-def authenticate(sock: socket.socket, secret: bytes, *, me: bytes, accept: bool, timeout: timedelta) -> bytes:
-    """Prove to the other end of `sock` that we know `secret`, verify the peer's proof, and return the peer's identity.
-
-    `me` is this end's identity. `accept` is true at the end that accepted the connection. Blocks up to `timeout` and
-    restores the socket's own timeout. The proofs cover the identities. Raises `AuthenticationError` naming the peer's
-    address; then the caller closes the socket."""
-    where = peer_name(sock)
-    before = sock.gettimeout()
-    try:
-        return converse(sock, handshake_steps(secret, me=me, accept=accept, where=where), Deadline(timeout))
-    except (OSError, EOFError) as error:
-        raise AuthenticationError(f"it broke off the handshake ({error})", where=where) from error
-    finally:
-        sock.settimeout(before)
-
-
 def handshake_steps(secret: bytes, *, me: bytes, accept: bool, where: str) -> Steps[bytes]:
-    """Run the handshake of `authenticate` as a conversation without a socket; return the peer's identity."""
+    """Prove to the other end that we know `secret`, verify its proof, and return its identity.
+
+    A conversation without a socket. `me` is this end's identity, `accept` is true at the end that accepted the
+    connection, and `where` is the other end in errors. Raises `AuthenticationError`; then the connection is closed."""
     if len(secret) < LEAST_SECRET:
         raise ConfigError("secret", f"must be at least {LEAST_SECRET} bytes long, got {len(secret)}")
     if len(me) > 255:

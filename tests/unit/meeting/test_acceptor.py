@@ -22,7 +22,8 @@ from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, Refu
 from farandole.meeting.addresses import join_address, split_address
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline
-from farandole.meeting.handshake import HEAD_BYTES, MAGIC, authenticate, new_secret
+from farandole.meeting.handshake import HEAD_BYTES, MAGIC, new_secret
+from helpers.authentication import authenticate
 from helpers.strangers import NOBODY, crowd
 
 SECRET = b"s" * 32

@@ -13,18 +13,11 @@ from farandole.errors import AuthenticationError, RendezvousError
 from farandole.meeting import acceptor
 from farandole.meeting.addresses import join_address, split_address
 from farandole.meeting.frames import LENGTH, Steps, encode, frame
-from farandole.meeting.handshake import (
-    HEAD_BYTES,
-    MAGIC,
-    NONCE_BYTES,
-    PROOF_BYTES,
-    authenticate,
-    handshake_steps,
-    new_secret,
-)
+from farandole.meeting.handshake import HEAD_BYTES, MAGIC, NONCE_BYTES, PROOF_BYTES, handshake_steps, new_secret
 from farandole.meeting.rendezvous import RendezvousServer, TcpRendezvous
 from farandole.meeting.rounds import Caller, decode_result
 from farandole.meeting.server import Request
+from helpers.authentication import authenticate
 
 SECRET = new_secret()
 LATER = timedelta(seconds=60)

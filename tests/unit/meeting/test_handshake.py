@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from farandole.errors import AuthenticationError, ConfigError
 from farandole.meeting.addresses import join_address, peer_name, split_address
-from farandole.meeting.handshake import HEAD_BYTES, MAGIC, PROOF_BYTES, authenticate, handshake_steps, new_secret
+from farandole.meeting.handshake import HEAD_BYTES, MAGIC, PROOF_BYTES, handshake_steps, new_secret
+from helpers.authentication import authenticate
 
 SECRET = b"s" * 32
 SOON = timedelta(seconds=0.3)

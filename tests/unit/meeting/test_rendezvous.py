@@ -21,7 +21,7 @@ from farandole.meeting import acceptor
 from farandole.meeting import server as rendezvous_server
 from farandole.meeting.addresses import split_address
 from farandole.meeting.frames import HEAD, LENGTH, encode, frame, recv_frame
-from farandole.meeting.handshake import MAGIC, authenticate, new_secret
+from farandole.meeting.handshake import MAGIC, new_secret
 from farandole.meeting.rendezvous import (
     Rendezvous,
     RendezvousServer,
@@ -33,6 +33,7 @@ from farandole.meeting.rendezvous import (
 from farandole.meeting.rounds import Caller, Meeting, RoundResult, decode_result, encode_result
 from farandole.meeting.server import MAX_PAYLOAD, Request
 from farandole.topology import JobEnvironment
+from helpers.authentication import authenticate
 from helpers.strangers import crowd
 
 SECRET = new_secret()

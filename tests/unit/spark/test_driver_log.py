@@ -19,11 +19,12 @@ from farandole.launch.failures import Failure, to_payload
 from farandole.meeting.addresses import split_address
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import send
-from farandole.meeting.handshake import authenticate, new_secret
+from farandole.meeting.handshake import new_secret
 from farandole.spark.driver import peers
 from farandole.spark.driver.log import DriverLog
 from farandole.spark.driver.peers import Job
 from farandole.spark.driver.relay import Over, Relay
+from helpers.authentication import authenticate
 from helpers.strangers import crowd
 
 SOON = timedelta(seconds=60)  # nothing of it is waited for when all goes well

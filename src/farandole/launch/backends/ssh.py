@@ -22,22 +22,7 @@ from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Sh
 from farandole.launch.backends.local import LocalAgent
 from farandole.launch.failures import OUTPUT_REFUSED, Failure, from_payload
 from farandole.launch.hosts import is_local, route_to
-from farandole.launch.messages import (
-    FROM_AGENT,
-    CallOrder,
-    End,
-    FromAgent,
-    Gone,
-    Hello,
-    Line,
-    Messages,
-    Port,
-    Reach,
-    Reached,
-    Reserve,
-    Start,
-    Terminate,
-)
+from farandole.launch.messages import FromAgent, Messages, Port, Reached
 from farandole.launch.processes import GRACE
 from farandole.launch.versions import check_versions
 from farandole.limits import require_open_files
@@ -169,7 +154,7 @@ class SshAgent:
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         pipes = os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno())
-        self._messages = Messages[FromAgent](*pipes, FROM_AGENT)
+        self._messages = Messages[FromAgent](*pipes, messages.FROM_AGENT)
         self._process.stdin.close()
         self._process.stdout.close()
         self._errors = threading.Thread(target=self._read_errors, name=f"farandole-ssh-{host.name}", daemon=True)
@@ -180,7 +165,7 @@ class SshAgent:
         try:
             self._messages.skip_banner(ANSWER)
             hello = self._messages.receive()
-            assert isinstance(hello, Hello), hello
+            assert isinstance(hello, messages.Hello), hello
             check_versions(hello.versions)
         except BaseException as error:
             why = self._why(error)
@@ -200,7 +185,7 @@ class SshAgent:
 
     def reach(self, address: str) -> None:
         """Have the host connect to `address`, and note its own; raises `OSError` with the reason if it cannot."""
-        reached = self._ask(Reach(address), Reached)
+        reached = self._ask(messages.Reach(address), Reached)
         if reached.problem:
             raise OSError(f"it cannot reach this machine at {address}: {reached.problem}")
         self.address = reached.own
@@ -208,7 +193,7 @@ class SshAgent:
     def reserve_port(self) -> int:
         """Reserve a free port of the host until the agent is closed; raises `HostsError` with the reason."""
         try:
-            reserved = self._ask(Reserve(), Port)
+            reserved = self._ask(messages.Reserve(), Port)
         except OSError as error:
             raise HostsError({self.host.name: str(error)}) from error
         if reserved.problem:
@@ -225,13 +210,13 @@ class SshAgent:
         call, payload = None, b""
         if isinstance(task, Call):
             seconds, payload = task.start_timeout.total_seconds(), task.payload
-            call = CallOrder(sys.path, task.runner, task.executable, seconds, task.keep_all)
+            call = messages.CallOrder(sys.path, task.runner, task.executable, seconds, task.keep_all)
         else:
             words = list(task.words)
         where = place.rank, place.host, dict(place.env), list(place.cores)
         try:
             if lost is None:
-                self._messages.send(Start(*where, messages.SILENCE, words, call, payload))
+                self._messages.send(messages.Start(*where, messages.SILENCE, words, call, payload))
         except OSError:
             lost = self._lost or "its connection broke"
         if lost is not None:
@@ -243,7 +228,7 @@ class SshAgent:
         self._messages.close_outgoing()
         self._end_process(LEAVE)
 
-    def _ask(self, question: Reach | Reserve, kind: type[A]) -> A:
+    def _ask(self, question: messages.Reach | messages.Reserve, kind: type[A]) -> A:
         """Send a question and wait for its answer; raises `OSError` when the agent is lost."""
         with self._changed:
             self._answer = None
@@ -262,7 +247,7 @@ class SshAgent:
                     with self._changed:
                         self._answer = message
                         self._changed.notify_all()
-                elif not isinstance(message, Hello):
+                elif not isinstance(message, messages.Hello):
                     self._ranks[message.rank].handle(message)
         except (EOFError, OSError) as error:  # TimeoutError too
             why = self._why(error)
@@ -328,11 +313,11 @@ class _SshRank:
         self._ended = threading.Lock()  # acquired at the rank's end, and never released
         self._gone = threading.Event()
 
-    def handle(self, message: Line | End | Gone) -> None:
+    def handle(self, message: messages.Line | messages.End | messages.Gone) -> None:
         """Handle a message about this rank."""
-        if isinstance(message, Line):
+        if isinstance(message, messages.Line):
             self._pass_on(message.stream, message.line)
-        elif isinstance(message, Gone):
+        elif isinstance(message, messages.Gone):
             self._gone.set()
         elif self._ended.acquire(blocking=False):
             self._value, payload = message.value, message.failure
@@ -364,7 +349,7 @@ class _SshRank:
     def terminate(self, grace: timedelta) -> None:
         """Have the host end the rank. Does not wait."""
         with contextlib.suppress(OSError):  # the host and its ranks are lost
-            self._messages.send(Terminate(self.rank, grace.total_seconds()))
+            self._messages.send(messages.Terminate(self.rank, grace.total_seconds()))
 
     def wait_gone(self, timeout: timedelta) -> bool:
         """Wait until the host reports that no process of the rank is left; return False after `timeout`."""

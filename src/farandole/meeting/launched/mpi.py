@@ -7,8 +7,9 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from farandole.config import Config
 from farandole.errors import ConfigError, RendezvousError
@@ -26,7 +27,6 @@ CHECK = 0.2  # seconds between two checks of a deadline
 LEAVE = 10.0  # seconds for MPI_Finalize, which waits for the other ranks
 
 T = TypeVar("T")
-_Results: TypeAlias = queue.Queue[tuple[T | None, BaseException | None]]
 
 
 def meet_by_mpi(found: OtherLaunch, config: Config, env: Mapping[str, str]) -> HostedRendezvous:
@@ -125,7 +125,7 @@ class MpiProcess(_Library):
         if self._thread is not None:
             self._on_thread(self._start, deadline)
             atexit.register(self._end, self._thread)
-        self.rank, self.size = self._on_thread(self._place, deadline)
+        self.rank, self.size = self._on_thread(self._rank_and_size, deadline)
 
     @property
     def abi(self) -> str:
@@ -139,7 +139,7 @@ class MpiProcess(_Library):
     def narrow(self, communicator: int, deadline: Deadline) -> None:
         """Count and broadcast among the processes of a communicator, given by its handle, from now on."""
         self._abi = replace(self._abi, world=communicator)
-        self.rank, self.size = self._on_thread(self._place, deadline)
+        self.rank, self.size = self._on_thread(self._rank_and_size, deadline)
 
     def broadcast(self, buffer: "ctypes.Array[ctypes.c_char]", deadline: Deadline) -> None:
         """Give rank 0's `buffer` to all processes; raises `RendezvousError` at `deadline`.
@@ -154,7 +154,7 @@ class MpiProcess(_Library):
         world, returned = ctypes.c_void_p(self._abi.world), ctypes.c_void_p(self._abi.errors_return)
         self._call("MPI_Comm_set_errhandler", world, returned)
 
-    def _place(self) -> tuple[int, int]:
+    def _rank_and_size(self) -> tuple[int, int]:
         rank, size, world = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p(self._abi.world)
         self._call("MPI_Comm_rank", world, ctypes.byref(rank))
         self._call("MPI_Comm_size", world, ctypes.byref(size))
@@ -225,12 +225,9 @@ class _Thread:
 
     def run(self, action: Callable[[], T], seconds: float) -> T:
         """Return the result of `action`, or raise its error; raises `TimeoutError` after `seconds`."""
-        results: _Results[T] = queue.Queue()
-        self._actions.put(lambda: _put_outcome(action, results))
-        try:
-            return _take_outcome(results, seconds)
-        except queue.Empty as empty:
-            raise TimeoutError from empty
+        future: Future[T] = Future()
+        self._actions.put(lambda: _fulfil(future, action))
+        return future.result(seconds)
 
     def _work(self) -> None:
         while True:
@@ -241,23 +238,15 @@ def call_in_time(action: Callable[[], T], deadline: Deadline) -> T:
     """Run `action` on a thread of its own; return its result or raise its error.
 
     Raises what `deadline.remaining()` raises; the thread then stays blocked in MPI."""
-    results: _Results[T] = queue.Queue()
-    threading.Thread(target=_put_outcome, args=(action, results), name="farandole-mpi-group", daemon=True).start()
-    while True:
-        with contextlib.suppress(queue.Empty):
-            return _take_outcome(results, min(CHECK, deadline.remaining()))
+    future: Future[T] = Future()
+    threading.Thread(target=_fulfil, args=(future, action), name="farandole-mpi-group", daemon=True).start()
+    while not future.done():
+        wait([future], min(CHECK, deadline.remaining()))
+    return future.result()
 
 
-def _put_outcome(action: Callable[[], T], results: "_Results[T]") -> None:
+def _fulfil(future: Future[T], action: Callable[[], T]) -> None:
     try:
-        results.put((action(), None))
+        future.set_result(action())
     except BaseException as error:
-        results.put((None, error))
-
-
-def _take_outcome(results: "_Results[T]", seconds: float) -> T:
-    """Return or raise the outcome that arrives within `seconds`; raises `queue.Empty` if none does."""
-    value, error = results.get(timeout=seconds)
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]  # None only if T is
+        future.set_exception(error)
