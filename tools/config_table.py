@@ -3,24 +3,14 @@
 import argparse
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
-from farandole.config import Config, Setting
+from farandole.config import Config
 from farandole.refusals import IGNORED_VARIABLES
+from farandole.settings import Setting
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "config.md"
-KINDS = {
-    "bytes": "a whole number, alone or with KB, MB, GB, KiB, MiB or GiB",
-    "count": "a whole number",
-    "duration": "seconds, or a number with us, ms, s, m or h",
-    "fabric": "auto, tcp or mpi",
-    "flag": "1, true, yes or on; 0, false, no or off",
-    "level": "a log level",
-    "route": "auto, nccl or host",
-    "text": "any text",
-}
 INTRODUCTION = """# Settings
 
 <!-- Written by tools/config_table.py from farandole.config.Config. -->
@@ -35,7 +25,8 @@ def render() -> str:
     """Return the page's text."""
     settings = Config.settings()
     lines = [INTRODUCTION, "| kind | how it is written |", "|---|---|"]
-    lines += [f"| {kind} | {text} |" for kind, text in KINDS.items() if any(each.kind == kind for each in settings)]
+    kinds = {each.kind.name: each.kind.written for each in settings}
+    lines += [f"| {kind} | {text} |" for kind, text in sorted(kinds.items())]
     lines += ["", "| setting | kind | default | meaning | variables |", "|---|---|---|---|---|"]
     lines += [_row(setting) for setting in settings]
     lines += ["", "## Variables of Horovod's that are not read", "", "Each is named in a warning when it is set.", ""]
@@ -45,26 +36,8 @@ def render() -> str:
 
 def _row(setting: Setting) -> str:
     variables = ", ".join(f"`{name}`" for name in setting.variables)
-    return f"| `{setting.name}` | {setting.kind} | {_shown(setting)} | {setting.help} | {variables} |"
-
-
-def _shown(setting: Setting) -> str:
-    default = setting.default
-    if isinstance(default, timedelta):
-        seconds = default.total_seconds()
-        return f"{seconds:g} s" if seconds >= 1 or not seconds else f"{seconds * 1e6:g} us"
-    if setting.kind == "flag":
-        return "on" if default else "off"
-    if setting.kind == "bytes" and isinstance(default, int):
-        return _size(default)
-    return "none" if default is None else str(default)
-
-
-def _size(number: int) -> str:
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if number >= scale and number % scale == 0:
-            return f"{number // scale} {unit}"
-    return str(number)
+    default = setting.kind.show(setting.default)
+    return f"| `{setting.name}` | {setting.kind.name} | {default} | {setting.help} | {variables} |"
 
 
 def _unread() -> Iterator[str]:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.config import FABRICS, LOG_LEVELS, ROUTES, Config, Setting
+from farandole.config import FABRICS, LOG_LEVELS, ROUTES, Config
 from farandole.core.wiring.gpus import kinds_by_route
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_VARIABLES, NEEDLESS_VARIABLES
+from farandole.settings import Setting
 
 durations = st.integers(0, 10**13).map(lambda count: timedelta(microseconds=count))
 texts = st.none() | st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
@@ -30,7 +31,7 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
 
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
-    values: dict[str, Any] = {each.name: draw(VALUES[each.kind]) for each in Config.settings()}
+    values: dict[str, Any] = {each.name: draw(VALUES[each.kind.name]) for each in Config.settings()}
     values["start_timeout"] = max(values["start_timeout"], timedelta(microseconds=1))
     for name in ("autotune_steps_per_sample", "autotune_max_samples"):
         values[name] = max(1, values[name])
@@ -181,7 +182,7 @@ def test_what_is_given_is_not_free_to_be_tuned_in_child_processes_either() -> No
         assert config.leaves_free("slot_bytes")
 
 
-@given(st.text(max_size=12), st.sampled_from([each for each in Config.settings() if each.kind != "text"]))
+@given(st.text(max_size=12), st.sampled_from([each for each in Config.settings() if each.kind.name != "text"]))
 def test_any_text_is_a_value_or_a_config_error(text: str, setting: Setting) -> None:
     try:
         value = setting.parse(text)

@@ -52,6 +52,7 @@ def test_importing_it_loads_nothing_and_changes_nothing() -> None:
         "farandole.errors",
         "farandole.masking",
         "farandole.refusals",
+        "farandole.settings",
     ]
     assert unchanged == "True 1"
     assert handlers == "True"

@@ -6,12 +6,12 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Literal, NoReturn
 
-from farandole.config import Config, Setting
+from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_OPTIONS, REFUSED_OPTIONS
+from farandole.settings import Flag, Setting
 
 __all__ = [
     "CommandParser",
@@ -105,7 +105,7 @@ def add_setting_options(parser: argparse.ArgumentParser) -> None:
         if setting.topic not in groups:
             groups[setting.topic] = parser.add_argument_group(setting.topic)
         flag = f"--{setting.name.replace('_', '-')}"
-        alias = Alias(setting.name, "yes" if setting.kind == "flag" else None)
+        alias = Alias(setting.name, "yes" if isinstance(setting.kind, Flag) else None)
         _add_setting(groups[setting.topic], flag, setting, alias)
     for flag, alias in ALIASES.items():
         _add_setting(groups[settings[alias.setting].topic], flag, settings[alias.setting], alias, hidden=True)
@@ -156,24 +156,16 @@ def add_horovod_options(parser: argparse.ArgumentParser, but: Collection[str] = 
 def _add_setting(
     group: argparse._ArgumentGroup, flag: str, setting: Setting, alias: Alias, *, hidden: bool = False
 ) -> None:
-    text = setting.help if setting.default is None else f"{setting.help} (default: {_shown(setting)})"
+    default = "" if setting.default is None else f" (default: {setting.kind.show(setting.default)})"
     group.add_argument(
         flag,
         action=_Set,
         setting=setting,
         alias=alias,
         nargs=None if alias.value is None else 0,
-        metavar=setting.kind.upper(),
-        help=argparse.SUPPRESS if hidden else text.replace("%", "%%"),
+        metavar=setting.kind.name.upper(),
+        help=argparse.SUPPRESS if hidden else f"{setting.help}{default}".replace("%", "%%"),
     )
-
-
-def _shown(setting: Setting) -> str:
-    if isinstance(setting.default, timedelta):
-        return f"{setting.default.total_seconds():g} s"
-    if isinstance(setting.default, bool):
-        return "yes" if setting.default else "no"
-    return str(setting.default)
 
 
 class _Set(argparse.Action):

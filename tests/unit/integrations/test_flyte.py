@@ -77,7 +77,7 @@ def test_it_asks_for_the_pods_of_an_mpi_job() -> None:
         ({"num_workers": 2, "binding": "core"}, "binding: must be none or cores, got 'core'"),
         ({"num_workers": 2, "requests": "1"}, r"requests: must be flytekit's Resources\(.*\), got '1'"),
         ({"num_workers": 2, "env": {"A": 1}}, "env: variables are texts, got A=1"),
-        ({"num_workers": 2, "start_timeout": -1}, "start_timeout: must be >= 0, got -1 s"),
+        ({"num_workers": 2, "start_timeout": -1}, "start_timeout: must be > 0, got -1 s"),
         ({"num_workers": 2, "env": {"FARANDOLE_START_TIMEOUT": "soon"}}, "FARANDOLE_START_TIMEOUT: 'soon' is no dur"),
     ],
 )

@@ -67,7 +67,7 @@ def test_every_setting_has_an_option() -> None:
     assert {setting.name for setting in Config.settings()} >= {alias.setting for alias in ALIASES.values()}
     chosen = {"level": "info", "fabric": "mpi", "route": "nccl"}
     for setting in Config.settings():
-        words = [] if setting.kind == "flag" else [chosen.get(setting.kind, "3")]
+        words = [] if setting.kind.name == "flag" else [chosen.get(setting.kind.name, "3")]
         assert set(parse(f"--{setting.name.replace('_', '-')}", *words).settings) == {setting.name}
 
 
