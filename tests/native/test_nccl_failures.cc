@@ -217,7 +217,8 @@ void test_mixed_memory() {
       auto kept = std::make_shared<int>(1);
       const std::weak_ptr<int> alive = kept;
       const std::vector<int64_t> shape{10};
-      StagedTensor tensor = DeviceRank::tensor("x", numbers, traits_of(kind).is_sized_by_plan() ? nullptr : &numbers, shape);
+      StagedTensor tensor =
+          DeviceRank::tensor("x", numbers, traits_of(kind).is_sized_by_plan() ? nullptr : &numbers, shape);
       tensor.keep = std::move(kept);
       if (rank.rank() == 1) {
         tensor.device = nullptr;
