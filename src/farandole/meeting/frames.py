@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 LENGTH = struct.Struct("!Q")
-HEAD = 1024  # bytes; more than the head of a message of a few fields
+HEAD = 1 << 16  # bytes; more than a message of a few fields, of which two may be paths as long as Linux allows
 
 T = TypeVar("T")
 M = TypeVar("M")

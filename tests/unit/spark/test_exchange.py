@@ -228,6 +228,14 @@ def test_a_keeper_tells_what_its_disk_said(tmp_path: Path, monkeypatch: pytest.M
         kept.borrow()
 
 
+def test_a_keeper_may_lend_files_of_a_folder_with_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path.joinpath(*["f" * 250] * 12)
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("LOCAL_DIRS", str(folder))
+    with driver() as plan, Kept.started(plan) as kept, kept.borrow().file as file:
+        assert file.tell() == 0
+
+
 def test_shares_that_are_gone_with_their_keeper_are_named(tmp_path: Path) -> None:
     with driver() as plan:
         shares = deal(plan, 0, 10)
