@@ -1,17 +1,18 @@
 """Base of classes that are context managers because they have a method `close`."""
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
 __all__ = ["Closing"]
 
 
-class Closing:
+class Closing(ABC):
     """Context manager that closes itself; `close` must be idempotent where users also call it themselves."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release what this object holds."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

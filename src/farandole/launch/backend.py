@@ -7,6 +7,7 @@ or stand for a process on another host, with one channel for all ranks that it h
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -170,7 +171,7 @@ class Shell(Protocol):
         """Return the command that runs `program` on `host`."""
 
 
-class Site:
+class Site(ABC):
     """A batch system or cluster that has given hosts to this process: ranks fill them if the user names none."""
 
     counts_slots = False  # whether the user may leave out the number of ranks, for one in each slot
@@ -184,15 +185,15 @@ class Site:
         return None if "FARANDOLE_RANK" in env or find_other_launch(env) is not None else cls.read(env)
 
     @classmethod
+    @abstractmethod
     def read(cls, env: Mapping[str, str]) -> Self | None:
         """Read the site's variables; return None if they are not there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wait_for_hosts(self, num_proc: int | None, timeout: timedelta) -> Sequence[Host]:
         """Return the hosts for `num_proc` ranks (None: one per slot) once they can be used; blocks up to `timeout`.
 
         Raises `ConfigError`, `SlotsError` or `HostsError` if they cannot be used."""
-        raise NotImplementedError
 
     def shell(self, ssh: Shell, start_timeout: timedelta) -> Shell:
         """Return the shell to a host; `ssh` has the user's options."""
