@@ -101,7 +101,9 @@ class DerivedSource(Source):
         self.row_groups = source.row_groups if row_groups is None else row_groups
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Estimate the bytes from the source's, by the share of rows."""
+        """Return the source's estimate; for a choice of its row groups the share of their rows in it."""
+        if self.row_groups is self._source.row_groups:
+            return self._source.nbytes(columns)
         rows, whole = (int(rows_in(each).sum()) for each in (self.row_groups, self._source.row_groups))
         return self._source.nbytes(columns) * rows // max(1, whole)
 

@@ -28,7 +28,8 @@ def check_seconds(setting: str, value: object) -> None:
 def check_source(source: object) -> None:
     """Raise `ConfigError` unless `source` is a `Source`."""
     if not isinstance(source, Source):
-        raise ConfigError("source", f"must be a source of rows such as ParquetSource(url), got {source!r}")
+        problem = f"must be a Source, such as ParquetSource(url) or your own class derived from it, got {source!r}"
+        raise ConfigError("source", problem)
 
 
 def check_loader(batch_size: object, policy: object, columns: Sequence[str] | None, rank: object, size: object) -> None:
