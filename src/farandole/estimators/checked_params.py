@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import (
     TYPE_CHECKING,
@@ -172,7 +172,17 @@ class CheckedParams(Params):
 
     def _take_others(self, others: Mapping[str, object]) -> None:
         """Log a warning for arguments without an effect; raise one `ConfigError` that names all unknown ones."""
-        _refuse_unknown(others, _declared(type(self)))
+        known, names = sorted(_declared(type(self))), sorted(others)
+        ignored = [name for name in names if name in IGNORED_PARAMS and name not in known]
+        unknown = [name for name in names if name not in ignored]
+        if unknown:
+            near = [difflib.get_close_matches(name, known, 1) for name in unknown]
+            meant = [each[0] for each in near if each]
+            hint = f"did you mean {', '.join(meant)}? " if meant else ""
+            raise ConfigError(", ".join(unknown), f"no such parameter; {hint}the parameters are {', '.join(known)}")
+        if ignored:
+            reasons = "; ".join(f"{name} ({IGNORED_PARAMS[name]})" for name in ignored)
+            log.warning("these parameters have no effect: %s", reasons)
 
     def _value(self, param: "Param[Out]") -> Out | None:
         # fit(df, {param: value}) bypasses the setters, so its values are checked here.
@@ -209,18 +219,3 @@ def _signature(kind: type) -> inspect.Signature:
     ]
     others = inspect.Parameter("others", inspect.Parameter.VAR_KEYWORD, annotation=object)
     return inspect.Signature([*named, others], return_annotation=None)
-
-
-def _refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
-    """Log a warning for arguments without an effect; raise one `ConfigError` that names all unknown ones."""
-    known, names = sorted(known), sorted(names)
-    ignored = [name for name in names if name in IGNORED_PARAMS and name not in known]
-    unknown = [name for name in names if name not in ignored]
-    if unknown:
-        near = [difflib.get_close_matches(name, known, 1) for name in unknown]
-        meant = [each[0] for each in near if each]
-        hint = f"did you mean {', '.join(meant)}? " if meant else ""
-        raise ConfigError(", ".join(unknown), f"no such parameter; {hint}the parameters are {', '.join(known)}")
-    if ignored:
-        reasons = "; ".join(f"{name} ({IGNORED_PARAMS[name]})" for name in ignored)
-        log.warning("these parameters have no effect: %s", reasons)
