@@ -16,7 +16,7 @@ from farandole.tensorflow.tracing import as_written
 
 __all__ = ["DistributedOptimizer"]
 
-# Of tf.compat.v1.train, or of Keras.
+# An optimizer of tf.compat.v1.train or of Keras.
 Optimizer: TypeAlias = tf.compat.v1.train.Optimizer
 Pairs = Iterable[tuple[Gradient, Source]]
 

@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 
 
 class _Call(FunctionCtx):
-    """What autograd keeps of a recorded operation."""
+    """The object in which autograd keeps values of an operation until its backward pass."""
 
     requests: "Differentiable"
     request: Request

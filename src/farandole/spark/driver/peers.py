@@ -21,7 +21,7 @@ class Peer:
 
     @property
     def is_keeper(self) -> bool:
-        """Whether the other end keeps dealt rows; otherwise it is the task of `rank`."""
+        """Return whether the other end is a keeper of dealt rows. If not, it is the task of `rank`."""
         return self.host is not None
 
     def __str__(self) -> str:
@@ -38,9 +38,9 @@ class Peer:
 
 
 class Job:
-    """What the driver's log asks and reports while Spark runs a job; by default Spark repeats no stage.
+    """Interface by which the driver's log asks about Spark's job and reports to it; threads of connections call it.
 
-    Threads of connections call these methods."""
+    This class is for a job whose stage Spark does not repeat, and which needs no reports."""
 
     repeats = False  # whether Spark may run the stage again, whose ranks then ask for their rows again
 

@@ -44,7 +44,7 @@ Tensor = torch.Tensor
 
 
 class _Options(Protocol):
-    """What torch's options of all collectives share."""
+    """The fields that the options of each of torch's collectives have."""
 
     @property
     def asyncOp(self) -> bool: ...
