@@ -59,6 +59,12 @@ class TimeLimits:
         "how long ranks wait for others at init",
         "HOROVOD_START_TIMEOUT",
     )
+    elastic_timeout: timedelta = setting(
+        timedelta(seconds=600),
+        Duration(),
+        "how long an elastic job waits for its least number of ranks",
+        "HOROVOD_ELASTIC_TIMEOUT",
+    )
     stall_check_time: timedelta = setting(
         timedelta(seconds=60),
         Duration(),

@@ -32,8 +32,6 @@ IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_CCL_CACHE": "oneCCL is not used",
     "HOROVOD_LOG_HIDE_TIME": "set the format on Python's logging",
     "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _NOISE,
-    "HOROVOD_ELASTIC": ELASTIC,
-    "HOROVOD_ELASTIC_TIMEOUT": ELASTIC,
     "HOROVOD_SPARK_START_TIMEOUT": "set FARANDOLE_START_TIMEOUT, or start_timeout of horovod.spark.run",
     "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": "a rank always finds its own GPU at its local rank",
     "HOROVOD_BATCH_D2D_MEMCOPIES": "NCCL takes each tensor where it lies",
@@ -89,8 +87,6 @@ IGNORED_OPTIONS: Sequence[Options] = (
 )
 REFUSED_OPTIONS: Sequence[Options] = (
     Options("give the options themselves, or set their FARANDOLE_ variables", ("--config-file",), 1),
-    Options(f"{ELASTIC}; leave it out", ("--reset-limit",), 1),
-    Options(f"{ELASTIC}; leave it out", ("--blacklist-cooldown-range",), 2),
     Options("ranks are started by ssh, not by jsrun; name the job's hosts with -H", ("--jsrun",)),
 )
 
@@ -100,8 +96,6 @@ IGNORED_ARGUMENTS: Mapping[str, str] = {
     "use_gloo": "ranks connect without MPI unless use_mpi asks for it",
     "verbose": "set the level of Python's logger 'farandole'",
 }
-_ELASTIC_ARGUMENTS = "min_num_proc max_num_proc min_np max_np slots reset_limit cooldown_range host_discovery_script"
-REFUSED_ARGUMENTS: Mapping[str, str] = dict.fromkeys(_ELASTIC_ARGUMENTS.split(), ELASTIC)
 
 REFUSED_SPARK_MPI: Final = "ranks of a Spark job connect by themselves, without MPI; leave it out"
 
@@ -141,7 +135,7 @@ keras.remote keras.tensorflow keras.util lightning.legacy lightning.remote light
 task.mpirun_exec_fn task.task_info task.task_service torch.remote torch.util
 """
 _ELASTIC_MODULES = """
-torch.elastic torch.elastic.sampler torch.elastic.state tensorflow.elastic tensorflow.keras.elastic keras.elastic
+tensorflow.elastic tensorflow.keras.elastic keras.elastic
 common.elastic runner.elastic
 """
 # A module for which `compat.answers` names one of farandole is absent only until that one exists.

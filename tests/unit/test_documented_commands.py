@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +20,9 @@ from farandole.config import Config
 from farandole.launch import cli
 from farandole.launch import mpirun as site_mpirun
 from farandole.launch.backend import Backend, Command, Host, Shell
+from farandole.launch.elastic import options
+from farandole.launch.elastic.hosts import HostDiscovery
+from farandole.launch.elastic.roster import Limits
 from farandole.launch.mpirun import Asked, Launcher, command_of
 
 FOUR = "server1:4,server2:4,server3:4,server4:4"
@@ -48,6 +51,7 @@ class Does:
     settings: Mapping[str, object] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     warns: str = ""
+    limits: str = ""  # of an elastic job
     by_mpirun: str = ""  # words of the command of Open MPI's mpirun, which starts the ranks
 
 
@@ -154,18 +158,20 @@ LINES: Mapping[str, Does | Refused] = {
     "horovodrun -np 8 --host-discovery-script only_names.sh --slots 4 python train.py": Does(
         ranks=8, hosts="host-1:4,host-2:4"
     ),
-    f"horovodrun -np 8 --slots-per-host 4 --elastic-timeout 60 {DISCOVERY} python train.py": Does(ranks=8, hosts=FOUND),
+    f"horovodrun -np 8 --slots-per-host 4 --elastic-timeout 60 {DISCOVERY} python train.py": Does(
+        ranks=8, hosts=FOUND, settings={"elastic_timeout": timedelta(seconds=60)}
+    ),
     f"horovodrun -np 8 --min-np 8 --max-num-proc 8 {DISCOVERY} python train.py": Does(ranks=8, hosts=FOUND),
     "horovodrun -np 8 --host-discovery-script ./discover_hosts.sh python elastic.py": Does(ranks=8, hosts=FOUND),
-    f"horovodrun -np 8 --min-np 4 --max-np 12 {DISCOVERY} python train.py": Refused(
-        "min_np: is 4, but -np is 8: elastic training is not there yet; give both the same number"
+    f"horovodrun -np 8 --min-np 4 --max-np 12 {DISCOVERY} python train.py": Does(
+        ranks=8, hosts=FOUND, limits="min_np 4 max_np 12"
     ),
-    f"horovodrun -np 8 {DISCOVERY} --reset-limit 3 python train.py": Refused(
-        "--reset-limit is not supported: elastic training is not there yet; leave it out"
+    f"horovodrun -np 8 {DISCOVERY} --reset-limit 3 python train.py": Does(ranks=8, hosts=FOUND, limits="resets 3"),
+    f"horovodrun -np 8 --blacklist-cooldown-range 10 100 {DISCOVERY} python train.py": Does(
+        ranks=8, hosts=FOUND, limits="cooldown 10 100"
     ),
-    f"horovodrun -np 8 --blacklist-cooldown-range 10 100 {DISCOVERY} python train.py": Refused(
-        "--blacklist-cooldown-range is not supported: elastic training is not there yet; leave it out"
-    ),
+    "horovodrun -np 2 --min-np 4 python train.py": Refused("num_proc: is 2, and must lie between min_np 4"),
+    f"horovodrun --mpi -np 8 {DISCOVERY} python train.py": Refused("mpirun ends all ranks when one is lost"),
     # Jobs of LSF, where Horovod counted the GPUs
     "horovodrun python train.py": Refused("the number of ranks is missing: -np N"),
     'horovodrun --mpi-args="-gpu" python train.py': Refused("the number of ranks is missing: -np N"),
@@ -208,6 +214,7 @@ class Started:
     shell: Shell | None  # none: this machine alone
     command: list[str] = field(default_factory=list)
     mpirun: str = ""  # the command line that would have become of this process
+    limits: Limits | None = None  # of an elastic job
 
     def run(self, task: Command, output: object) -> None:
         self.command = list(task.words)
@@ -234,12 +241,26 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Star
         jobs.append(Started(ranks, environment, backend.hosts, getattr(backend, "_shell", None)))
         yield jobs[-1]
 
+    @contextlib.contextmanager
+    def open_no_members(
+        limits: Limits,
+        discovery: HostDiscovery,
+        backend_of: Callable[[Host], Backend],
+        environment: Mapping[str, str],
+    ) -> Iterator[Started]:
+        hosts = [Host(name, slots) for name, slots in discovery.find_available_hosts_and_slots().items()]
+        jobs.append(
+            Started(limits.wanted, environment, hosts, getattr(backend_of(hosts[0]), "_shell", None), limits=limits)
+        )
+        yield jobs[-1]
+
     def run_nothing(asked: Asked, words: Sequence[str], environment: Mapping[str, str], fabric: str) -> NoReturn:
         command, _ = command_of(Launcher("/bin/mpirun", "mpirun", "Open MPI", 4), asked, words, environment)
         jobs.append(Started(asked.ranks, environment, asked.hosts, asked.ssh, list(words), shlex.join(command)))
         raise SystemExit(0)  # the real one does not return
 
     monkeypatch.setattr(cli, "open_job", open_nothing)
+    monkeypatch.setattr(options, "open_elastic_job", open_no_members)
     monkeypatch.setattr(site_mpirun, "become_mpirun", run_nothing)
     for module in ("cli", "backends", "backends.lsf", "backends.slurm"):
         monkeypatch.setattr(
@@ -288,6 +309,13 @@ def test_each_line_does_what_it_says_or_is_refused(
     assert job.command == words[words.index("python") :]
     hosts = ",".join(f"{host.name}:{host.slots}" for host in job.hosts)
     assert hosts == (expected.hosts or f"localhost:{expected.ranks}")
+    if job.limits is not None:
+        said_limits = f"min_np {job.limits.least} max_np {job.limits.most} resets {job.limits.resets} cooldown "
+        said_limits += " ".join(f"{each:g}" for each in job.limits.cooldown)
+        assert expected.limits in said_limits
+    assert (job.limits is not None) == any(
+        word in words for word in ("--host-discovery-script", "--min-np", "--max-np")
+    )
     assert bool(job.mpirun) == bool(expected.by_mpirun)
     assert f" {expected.by_mpirun} " in job.mpirun or not job.mpirun
     if expected.hosts:

@@ -5,21 +5,29 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from farandole.compat.output import HorovodOutput
 from farandole.errors import ConfigError
 from farandole.launch.backends.ssh import Ssh
+from farandole.launch.elastic.options import ElasticArguments
 from farandole.launch.environment import without_torch
 from farandole.launch.mpi_call import MpirunOutput, asked_of_mpirun, call_by_mpirun
 from farandole.launch.run import run as run_ranks
-from farandole.refusals import IGNORED_ARGUMENTS, REFUSED_ARGUMENTS
+from farandole.refusals import IGNORED_ARGUMENTS
 
 __all__ = ["run"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_OLD_NAMES = {
+    "np": "num_proc",
+    "min_np": "min_num_proc",
+    "max_np": "max_num_proc",
+    "network_interface": "network_interfaces",
+}
 
 
 def run(
@@ -55,10 +63,9 @@ def run(
 
     See `farandole.run`; lines of the ranks' output begin with "[0]<stdout>:". With `use_mpi`, or with `mpi_args` and
     without `use_gloo`, the mpirun on PATH starts the ranks (see `horovodrun --mpi`), and lines and files have its
-    format. A warning names the ignored arguments. Raises `ConfigError`, which is a `ValueError`, for refused arguments,
-    and the `RankFailed` of the rank that failed first."""
-    given = {name: value for name, value in locals().items() if value not in (None, False)}
-    _check(given)
+    format. A warning names the ignored arguments. Raises `ConfigError`, which is a `ValueError`, for arguments that
+    exclude one another, and the `RankFailed` of the rank that failed first."""
+    given = _checked(locals())
     num_proc = num_proc if np is None else np
     interface = network_interface or _listed(network_interfaces)
     if use_mpi or (mpi_args is not None and not use_gloo):
@@ -81,22 +88,29 @@ def run(
             executable=executable,
             env=without_torch({}),
             on_line=output,
+            **_sizes(given),
         )
 
 
-def _check(given: Mapping[str, object]) -> None:
+def _sizes(given: Mapping[str, object]) -> ElasticArguments:
+    return cast(ElasticArguments, {name: given[name] for name in ElasticArguments.__annotations__ if name in given})
+
+
+def _checked(arguments: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments that were given, those with old names under the new ones; refuse some of them together."""
+    given = {name: value for name, value in arguments.items() if value is not None and value is not False}
     if "use_mpi" in given and "use_gloo" in given:
         raise ConfigError("use_mpi", "give use_gloo or use_mpi, not both")
     if "hosts" in given and "hostfile" in given:
         raise ConfigError("hosts", "give hosts or a hostfile, not both")
-    for name in given.keys() & REFUSED_ARGUMENTS.keys():
-        raise ConfigError(name, f"is not supported: {REFUSED_ARGUMENTS[name]}")
-    for old, new in (("np", "num_proc"), ("network_interface", "network_interfaces")):
+    for old, new in _OLD_NAMES.items():
         if old in given:
+            given[new] = given[old]
             warnings.warn(f"{old}= is deprecated; use {new}=", DeprecationWarning, stacklevel=3)
     ignored = [f"{name} ({why})" for name, why in IGNORED_ARGUMENTS.items() if name in given]
     if ignored:
         log.warning("these arguments of horovod.run have no effect: %s", "; ".join(ignored))
+    return given
 
 
 def _listed(names: Iterable[str] | str | None) -> str | None:

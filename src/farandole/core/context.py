@@ -42,7 +42,7 @@ class Context:
     ) -> None:
         self.config = Config.from_environment() if config is None else config
         show_messages(self.config)
-        self._rendezvous = rendezvous
+        self.rendezvous = rendezvous
         self._process = os.getpid()
         here = host_identity() if host is None else host
         with ExitStack() as failing, naming_process_limit(RendezvousError):
@@ -87,7 +87,8 @@ class Context:
 
     @property
     def local_rank(self) -> int:
-        return self.topology.local_rank
+        given = self.rendezvous.local_rank
+        return self.topology.local_rank if given is None else given
 
     @property
     def local_size(self) -> int:
@@ -120,7 +121,7 @@ class Context:
         self.sets.shutdown()
         self.engine.shutdown()
         self._monitors.close()
-        self._rendezvous.close()
+        self.rendezvous.close()
 
     def __enter__(self) -> Self:
         return self

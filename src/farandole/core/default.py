@@ -5,6 +5,7 @@ thread, so that one process can hold several ranks.
 """
 
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,16 +17,19 @@ from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.process_sets.agreement import Sets
 from farandole.core.process_sets.membership import Counters, Membership
-from farandole.errors import ConfigError, NotInitializedError
+from farandole.errors import ConfigError, HorovodInternalError, NotInitializedError, RendezvousError
 from farandole.meeting.launched import find_rendezvous
 from farandole.meeting.launched.communicators import Communicator, is_communicator, spans
+from farandole.meeting.launched.elastic import ElasticRendezvous, MemberEnvironment
 from farandole.meeting.rendezvous import Rendezvous
 
 __all__ = [
     "context",
     "cross_rank",
     "cross_size",
+    "host_changes",
     "init",
+    "is_elastic",
     "is_homogeneous",
     "is_initialized",
     "local_rank",
@@ -34,6 +38,7 @@ __all__ = [
     "metrics",
     "process_local_rank",
     "rank",
+    "rejoin",
     "shared",
     "shutdown",
     "size",
@@ -41,6 +46,8 @@ __all__ = [
     "stop_timeline",
     "use",
 ]
+
+log = logging.getLogger(__name__)
 
 
 class RankSet(Protocol):
@@ -157,11 +164,60 @@ def _join(comm: Sequence[int] | Communicator | None, config: Config, rendezvous:
     met = find_rendezvous(config, communicator=communicator) if rendezvous is None else rendezvous
     try:
         _require_all_ranks(comm, met.size)
-        return Context(met, config)
+        return _enter(met, config, -1) if isinstance(met, ElasticRendezvous) else Context(met, config)
     except BaseException:
         if rendezvous is None:
             met.close()
         raise
+
+
+def _enter(rendezvous: ElasticRendezvous, config: Config, commits: int) -> Context:
+    """Connect to the ranks of a generation, or of the next one if one of them is lost meanwhile, and so on."""
+    while True:
+        rendezvous.keep_launcher()
+        try:
+            made = Context(rendezvous, config)
+        except (RendezvousError, HorovodInternalError) as error:
+            log.info("a rank was lost while the ranks of generation %d met: %s", rendezvous.generation, error)
+            rendezvous = rendezvous.next(commits)
+        else:
+            rendezvous.keep_launcher(False)
+            return made
+
+
+def rejoin(commits: int) -> None:
+    """Leave the generation of an elastic job, and go on as a rank of the next one; see `farandole.elastic`.
+
+    `commits` counts the commits of the state that this process holds; the ranks with most of them come first, -1 is for
+    no state. Blocks until the launcher forms the next generation. Raises `ConfigError` if the job is not elastic,
+    `SystemExit` if the training has ended or has no slot for this process, and `RendezvousError` if the launcher is
+    lost."""
+    global _process
+    left = context()
+    if not isinstance(left.rendezvous, ElasticRendezvous):
+        raise ConfigError("elastic", "no elastic launcher started this job; start it by: farandole run --min-np 1 ...")
+    left.rendezvous.keep_launcher()
+    shutdown()
+    made = _enter(left.rendezvous.next(commits), left.config, commits)
+    with _lock:
+        _process = _ContextMembership(made, Counters())
+        _share()
+
+
+def is_elastic() -> bool:
+    """Return whether an elastic launcher has started this process, whose job goes on when ranks are lost."""
+    found = _thread.membership or _process
+    if found is None:
+        return MemberEnvironment.read() is not None
+    return isinstance(found.context.rendezvous, ElasticRendezvous)
+
+
+def host_changes() -> tuple[bool, bool]:
+    """Return whether hosts of an elastic job were added, and removed, since this rank got its place."""
+    rendezvous = context().rendezvous
+    if not isinstance(rendezvous, ElasticRendezvous):
+        return False, False
+    return rendezvous.changes.added, rendezvous.changes.removed
 
 
 def _checked_sets(process_sets: Sequence[RankSet] | str | None) -> Sequence[RankSet]:

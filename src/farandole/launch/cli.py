@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -18,12 +18,13 @@ from farandole.errors import ConfigError, HostsError, SlotsError
 from farandole.launch.backend import Command
 from farandole.launch.backends import choose_backend, find_site, variables_of_ranks
 from farandole.launch.backends.ssh import Ssh
-from farandole.launch.discovery import Discovery, add_discovery_options
+from farandole.launch.elastic.job import ElasticJob
+from farandole.launch.elastic.options import Elastic, add_elastic_options
 from farandole.launch.environment import refuse_mpi, with_settings
 from farandole.launch.failures import Failure
 from farandole.launch.hosts import is_local
 from farandole.launch.installed import report
-from farandole.launch.job import open_job
+from farandole.launch.job import Job, open_job
 from farandole.launch.options import (
     CommandParser,
     Given,
@@ -125,29 +126,38 @@ def launch(
     for sentence in given.ignored + unused:
         log.warning("%s", sentence)
     try:
-        Discovery.of(given).check(given.num_proc)
+        elastic = Elastic.of(given)
         site = find_site(environment) if given.hosts is None else None
-        if given.num_proc is None and (starter is not None or site is None or not site.counts_slots):
+        counted = elastic.asked or (site is not None and site.counts_slots)
+        if given.num_proc is None and (starter is not None or not counted):
             parser.error("the number of ranks is missing: -np N")
         settings = Config.from_environment(environment, **given.settings)
         if starter is not None:
-            starter.start(given, _hosts(given, environment, settings.start_timeout)[0], settings, environment)
-        return _run(given, settings, environment, output)
+            if elastic.asked:
+                parser.error("mpirun ends all ranks when one is lost: leave --mpi out, or the options of elastic jobs")
+            starter.start(given, given.hosts, settings, environment)
+        return _run(given, elastic, settings, environment, output)
     except (ConfigError, HostsError, SlotsError) as error:
         log.error("%s", error)
         return USAGE_ERROR
 
 
-def _run(given: Given, settings: Config, environment: Mapping[str, str], kind: type[Output]) -> int:
+def _run(given: Given, elastic: Elastic, settings: Config, environment: Mapping[str, str], kind: type[Output]) -> int:
     ssh = Ssh(command=given.ssh_command, port=given.ssh_port, identity_file=given.ssh_identity_file)
-    hosts, patience = _hosts(given, environment, settings.start_timeout)
-    backend = choose_backend(hosts, given.hostfile, given.num_proc, ssh, settings.interface, patience)
-    num_proc = given.num_proc or sum(host.slots for host in backend.hosts)
+    ranks = with_settings(variables_of_ranks(environment), settings, given.settings)
+    num_proc, here = given.num_proc, False
+    job: AbstractContextManager[Job | ElasticJob]
+    if elastic.asked:
+        num_proc = elastic.limits(num_proc, settings).wanted
+        job = elastic.open_job(num_proc, ranks, settings, hosts=given.hosts, hostfile=given.hostfile, shell=ssh)
+    else:
+        backend = choose_backend(given.hosts, given.hostfile, num_proc, ssh, settings.interface, settings.start_timeout)
+        num_proc = num_proc or sum(host.slots for host in backend.hosts)
+        here = all(is_local(host.name) for host in backend.hosts)
+        job = open_job(num_proc, ranks, backend=backend, binding=given.binding)
     refuse_mpi(settings, num_proc)
-    environment = with_settings(variables_of_ranks(environment), settings, given.settings)
     # Other hosts may have a program that this machine lacks.
-    here = all(is_local(host.name) for host in backend.hosts)
-    unusable = _check_program(given.command[0], environment) if here else None
+    unusable = _check_program(given.command[0], ranks) if here else None
     if unusable is not None:
         return unusable
     directory = None if given.output_filename is None else Path(given.output_filename)
@@ -158,9 +168,9 @@ def _run(given: Given, settings: Config, environment: Mapping[str, str], kind: t
     try:
         with (
             kind(num_proc, timestamp=given.timestamp, directory=directory) as output,
-            open_job(num_proc, environment, backend=backend, binding=given.binding) as job,
+            job as started,
         ):
-            failure = job.run(Command(given.command), output)
+            failure = started.run(Command(given.command), output)
     except KeyboardInterrupt:
         log.error("interrupted; all ranks have been ended")
         return INTERRUPTED
@@ -177,17 +187,6 @@ def _run(given: Given, settings: Config, environment: Mapping[str, str], kind: t
         return 0
     _report(failure, num_proc)
     return failure.code
-
-
-def _hosts(given: Given, environment: Mapping[str, str], timeout: timedelta) -> tuple[str | None, timedelta]:
-    """Return the named hosts, and the time to wait for hosts that are not ready."""
-    discovery = Discovery.of(given)
-    patience = timeout if discovery.patience is None else discovery.patience
-    site = find_site(environment) if given.hosts is None and given.hostfile is None else None
-    knows = site is not None and discovery.script is not None and site.owns(discovery.script)
-    if given.num_proc is None or knows:
-        return given.hosts, patience  # the site finds its hosts without the option
-    return given.hosts or discovery.wait(given.num_proc, timeout), patience
 
 
 def _signaled(number: int, frame: FrameType | None) -> NoReturn:
@@ -289,7 +288,7 @@ def run_parser(
         default="none",
         help="cores: each rank runs on its own share of this machine's cores (default: none)",
     )
-    add_discovery_options(run)
+    add_elastic_options(run)
     add_ssh_options(run)
     for starter in STARTERS:
         starter.add_options(run)

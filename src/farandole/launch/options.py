@@ -81,7 +81,8 @@ class Given(argparse.Namespace):
     min_num_proc: int | None
     max_num_proc: int | None
     slots_per_host: int | None
-    elastic_timeout: int | None
+    reset_limit: int | None
+    cooldown_range: list[float] | None
     discovery_script: str | None
     mpi: bool
     gloo: bool

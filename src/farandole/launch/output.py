@@ -35,14 +35,12 @@ class Output:
         self._timestamp = timestamp
         self._writing = threading.Lock()
         self._files: dict[tuple[int, str], TextIO] = {}
+        self._directory, self._digits = directory, len(str(num_proc - 1))
         with contextlib.ExitStack() as undo:
+            undo.callback(self._close)
             try:
                 for rank in range(num_proc) if directory is not None else ():
-                    folder = Path(directory or "", f"rank.{rank:0{len(str(num_proc - 1))}}")
-                    folder.mkdir(parents=True, exist_ok=True)
-                    for stream in self._streams:
-                        file = undo.enter_context(open(folder / stream, "w", encoding="utf-8", buffering=1))
-                        self._files[rank, stream] = file
+                    self._open(rank)
             except OSError as error:
                 raise ConfigError("output_filename", f"cannot write {error.filename}: {error.strerror}") from error
             undo.pop_all()
@@ -54,13 +52,21 @@ class Output:
         text = f"{stamp}{self.heading(rank, stream)}{line}\n"
         out = self._streams[stream]
         with self._writing:
-            if self._files:
+            if self._directory is not None:
+                if (rank, stream) not in self._files:
+                    self._open(rank)  # a process that an elastic job has started later
                 self._write_to_file(self._files[rank, stream], f"{stamp}{line}\n")
             try:
                 out.write(text)
             except UnicodeEncodeError:
                 out.write(text.encode(out.encoding, "backslashreplace").decode(out.encoding))
             out.flush()
+
+    def _open(self, rank: int) -> None:
+        folder = Path(self._directory or "", f"rank.{rank:0{self._digits}}")
+        folder.mkdir(parents=True, exist_ok=True)
+        for stream in self._streams:
+            self._files[rank, stream] = (folder / stream).open("w", encoding="utf-8", buffering=1)
 
     def _write_to_file(self, file: TextIO, text: str) -> None:
         try:
@@ -86,14 +92,19 @@ class Output:
         """Close the files; raises `ConfigError` naming a file that lacks lines, unless a call has reported one.
 
         If the block raises `error`, adds a note to it instead."""
+        problems = self._close()
+        if not problems or self._incomplete:
+            return
+        if error is None:
+            raise ConfigError("output_filename", problems[0])
+        error.add_note(f"output_filename: {problems[0]}")
+
+    def _close(self) -> list[str]:
+        """Close the files; return a sentence for each that could not take its last lines."""
         problems = []
         for file in self._files.values():
             try:
                 file.close()
             except OSError as late:  # a quota or a network file system may report an error only now
                 problems.append(f"cannot write {file.name}: {late.strerror}")
-        if not problems or self._incomplete:
-            return
-        if error is None:
-            raise ConfigError("output_filename", problems[0])
-        error.add_note(f"output_filename: {problems[0]}")
+        return problems

@@ -6,15 +6,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.launch.backend import Backend, Binding, Call, OnLine
 from farandole.launch.backends import choose_backend, variables_of_ranks
 from farandole.launch.backends.ssh import Ssh
+from farandole.launch.elastic.job import ElasticJob
+from farandole.launch.elastic.options import Elastic, ElasticArguments
 from farandole.launch.environment import refuse_mpi, with_settings
-from farandole.launch.job import open_job
+from farandole.launch.job import Job, open_job
 from farandole.launch.output import Output
 from farandole.launch.pickling import dump_call, load_value
 
@@ -42,6 +44,7 @@ def run(
     config: Config | None = None,
     binding: Binding = "none",
     on_line: OnLine | None = None,
+    **elastic: Unpack[ElasticArguments],
 ) -> list[T]:
     """Call `func(*args, **kwargs)` on `num_proc` ranks, each a new process; return the results by rank.
 
@@ -50,7 +53,13 @@ def run(
     and no input. Their output is printed here line by line after "[rank]", or passed to `on_line(rank, stream, line)`.
     `sys.exit(0)` on a rank counts as returning None. When a rank fails, all others are ended, and its `RankFailed` is
     raised with its own exception as the cause; Ctrl-C ends them, too. No process that a rank has started is left
-    afterwards. Raises `PicklingError` naming the part of the call that cannot be pickled, and `ConfigError`,
+    afterwards.
+
+    With one of the arguments `min_num_proc`, `max_num_proc`, `host_discovery_script` (with `slots` for hosts without a
+    number), `reset_limit` and `cooldown_range` (seconds) the job is elastic, see `farandole.elastic`; they mean what
+    the options of `farandole run` do. Then the results are those of the last ranks.
+
+    Raises `PicklingError` naming the part of the call that cannot be pickled, and `ConfigError`,
     `SlotsError` or `HostsError` if ranks cannot be started."""
     if on_line is not None and output_filename is not None:
         raise ConfigError("output_filename", "give output_filename or on_line, not both")
@@ -58,21 +67,22 @@ def run(
     environment = {**os.environ, **(env or {})}
     if config is not None:
         environment = with_settings(environment, config)
-    given: dict[str, timedelta | float | str] = {}
-    if start_timeout is not None:
-        given["start_timeout"] = start_timeout
-    if network_interface is not None:
-        given["interface"] = network_interface
+    asked = {"start_timeout": start_timeout, "interface": network_interface}
+    given = {name: value for name, value in asked.items() if value is not None}
     settings = Config.from_environment(environment, **given)
     refuse_mpi(settings, num_proc)
     ssh = Ssh(port=ssh_port, identity_file=None if ssh_identity_file is None else os.fspath(ssh_identity_file))
-    backend = choose_backend(hosts, hostfile, num_proc, ssh, settings.interface, settings.start_timeout)
+    sizes = Elastic(**elastic)
     task = Call(payload, executable or sys.executable, settings.start_timeout)
     directory = None if output_filename is None else Path(output_filename)
     with contextlib.ExitStack() as stack:
         if on_line is None:
             on_line = stack.enter_context(Output(num_proc, timestamp=prefix_output_with_timestamp, directory=directory))
         environment = with_settings(variables_of_ranks(environment), settings, given)
+        if sizes.asked:
+            job = sizes.open_job(num_proc, environment, settings, hosts=hosts, hostfile=hostfile, shell=ssh)
+            return _results(stack.enter_context(job), task, on_line)
+        backend = choose_backend(hosts, hostfile, num_proc, ssh, settings.interface, settings.start_timeout)
         return run_call(task, num_proc, environment, on_line, backend=backend, binding=binding)
 
 
@@ -87,8 +97,11 @@ def run_call(
 ) -> list[Any]:
     """Make a pickled call on `num_proc` ranks with `environment`, as `run` does; return the results by rank."""
     with open_job(num_proc, environment, backend=backend, binding=binding) as job:
-        failure = job.run(task, on_line)
-        if failure is not None:
-            raise failure.error() from failure.cause
-        values = job.values()
-    return [load_value(rank, value) for rank, value in enumerate(values)]
+        return _results(job, task, on_line)
+
+
+def _results(job: Job | ElasticJob, task: Call, on_line: OnLine) -> list[Any]:
+    failure = job.run(task, on_line)
+    if failure is not None:
+        raise failure.error() from failure.cause
+    return [load_value(rank, value) for rank, value in enumerate(job.values())]

@@ -49,6 +49,7 @@ class Rendezvous(ABC):
     rank: int
     size: int
     generation: int = 0
+    local_rank: int | None = None  # given by the launcher; None: the ranks of a host are counted in rank order
     address: str | None = None  # "host:port" at which all ranks reach it; None if they are all on one host
     secret: bytes
     launch: OtherLaunch | None = None  # by whose means the ranks have met before they served this rendezvous

@@ -3,16 +3,16 @@
 import os
 import subprocess
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from farandole.compat.horovodrun import make_parser
 from farandole.compat.mpirun import read_options
-from farandole.errors import ConfigError, SlotsTimeout
-from farandole.launch.discovery import Discovery, run_script
+from farandole.launch.elastic.hosts import HostScript
+from farandole.launch.elastic.options import Elastic
 from farandole.launch.options import Given
+from farandole.launch.scripts import run_script
 from helpers.flyte import loop, settings
 from helpers.installed import require
 from helpers.mpi_operator import TrainingOperator
@@ -72,18 +72,10 @@ def test_the_line_of_horovod_job_is_read_as_it_is() -> None:
         *("--elastic-timeout", "1200", "--verbose"),
     ]
     given = make_parser().parse_args([*words[1:], "pyflyte-execute", "--inputs", "s3://i"], namespace=Given())
-    Discovery.of(given).check(given.num_proc)
     assert (given.num_proc, given.verbose, given.command) == (4, True, ["pyflyte-execute", "--inputs", "s3://i"])
-    assert given.settings == {"interface": "eth0", "log_level": "info"}
-    assert Discovery.of(given) == Discovery(
-        least=4, most=4, slots=2, script=Path("/etc/mpi/discover_hosts.sh"), patience=timedelta(seconds=1200)
-    )
-
-
-def test_a_job_whose_size_may_change_is_refused() -> None:
-    given = make_parser().parse_args(["-np", "4", "--min-np", "2", "python"], namespace=Given())
-    with pytest.raises(ConfigError, match="min_np: is 2, but -np is 4: elastic training is not there yet; give both"):
-        Discovery.of(given).check(given.num_proc)
+    assert given.settings == {"interface": "eth0", "log_level": "info", "elastic_timeout": "1200000000us"}
+    script = "/etc/mpi/discover_hosts.sh"
+    assert Elastic.of(given) == Elastic(min_num_proc=4, max_num_proc=4, slots=2, host_discovery_script=script)
 
 
 @pytest.mark.native
@@ -101,14 +93,7 @@ def test_horovod_job_runs_in_the_workers_pods(tmp_path: Path) -> None:
 def test_a_discovery_script_of_ones_own(tmp_path: Path) -> None:
     script = tmp_path / "hosts.sh"
     script.write_text("echo a\necho b:3\necho '[fd00::1]'\n")
-    given = Discovery(least=None, most=None, slots=2, script=script, patience=timedelta(0))
-    assert given.wait(7, timedelta(seconds=9)) == "a:2,b:3,[fd00::1]:2"
-    with pytest.raises(SlotsTimeout, match=r"8 ranks need 8 slots, but the hosts of .*hosts\.sh has 7"):
-        given.wait(8, timedelta(hours=1))
-    # A host comes while it waits.
-    script.write_text(f"echo a\n[ -f {tmp_path}/seen ] && echo b\ntouch {tmp_path}/seen\n")
-    patient = Discovery(least=None, most=None, slots=2, script=script, patience=timedelta(seconds=60))
-    assert patient.wait(4, timedelta(0)) == "a:2,b:2"
+    assert HostScript(script, 2).find_available_hosts_and_slots() == {"a": 2, "b": 3, "fd00::1": 2}
 
 
 @pytest.mark.parametrize("first", ["#!/usr/bin/env python3", "#!/bin/bash", None])

@@ -6,13 +6,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
 from importlib.util import find_spec
 
 import pytest
 
 import farandole
-from farandole.compat.horovodrun import make_parser
 from farandole.config import Config
 from farandole.launch import cli
 from farandole.launch.doctor.command import doctor_parser
@@ -176,11 +174,3 @@ def test_the_launcher_starts_light() -> None:
     program = f"import sys, farandole.launch.cli; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-@pytest.mark.parametrize(
-    ("words", "seconds"), [((), 120), (("--elastic-timeout", "0"), 0), (("--elastic-timeout", "9"), 9)]
-)
-def test_the_elastic_timeout_limits_the_wait_for_hosts(words: tuple[str, ...], seconds: int) -> None:
-    given = make_parser().parse_args(["-np", "2", "-H", "localhost:2", *words, "true"], namespace=Given())
-    assert cli._hosts(given, {}, timedelta(seconds=120)) == ("localhost:2", timedelta(seconds=seconds))

@@ -16,7 +16,7 @@ from farandole.launch.backends.slurm import Allocation
 from farandole.launch.backends.ssh import SshBackend
 from farandole.launch.hosts import fill_slots, is_local, parse_hosts, read_hostfile
 
-__all__ = ["SITES", "choose_backend", "find_site", "reach", "variables_of_ranks"]
+__all__ = ["SITES", "choose_backend", "chosen_site", "find_site", "named_hosts", "reach", "variables_of_ranks"]
 
 SITES: Sequence[type[Site]] = (OperatorJob, LsfJob, Allocation)
 
@@ -47,24 +47,35 @@ def choose_backend(
     `interface` is the network interface of the ranks. If the site counts its slots, `num_proc` may be None, for a rank
     in each, and the call blocks up to `start_timeout` until the pods have addresses. Raises `SlotsError` if the ranks
     do not fit, and `HostsError` for pods without an address."""
+    found = named_hosts(hosts, hostfile, num_proc, start_timeout)
+    site = chosen_site(hosts, hostfile)
+    shell = ssh if site is None else site.shell(ssh, start_timeout)
+    return reach(found, num_proc or sum(host.slots for host in found), shell, interface)
+
+
+def chosen_site(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> Site | None:
+    """Return the site that provides the hosts; None if the user names others, or there is no site."""
+    site = find_site() if hosts is None else None
+    return None if site is None or (hostfile is not None and not site.owns(Path(hostfile))) else site
+
+
+def named_hosts(
+    hosts: str | None, hostfile: str | os.PathLike[str] | None, num_proc: int | None, start_timeout: timedelta
+) -> Sequence[Host]:
+    """Return the hosts of `choose_backend`; blocks and raises as it does."""
     if hosts is not None and hostfile is not None:
         raise ConfigError("hosts", "give hosts or a hostfile, not both")
-    site = find_site() if hosts is None else None
-    if site is not None and hostfile is not None and not site.owns(Path(hostfile)):
-        site = None
+    site = chosen_site(hosts, hostfile)
     if num_proc is None and (site is None or not site.counts_slots):
         raise ConfigError("num_proc", "name the number of ranks: -np N")
     if site is not None:
-        found = site.wait_for_hosts(num_proc, start_timeout)
-        ssh = site.shell(ssh, start_timeout)
-    elif hostfile is not None:
-        found = read_hostfile(Path(hostfile))
-    elif hosts is not None:
-        found = parse_hosts(hosts)
-    else:
-        assert num_proc is not None
-        found = (Host("localhost", num_proc),)
-    return reach(found, num_proc or sum(host.slots for host in found), ssh, interface)
+        return site.wait_for_hosts(num_proc, start_timeout)
+    if hostfile is not None:
+        return read_hostfile(Path(hostfile))
+    if hosts is not None:
+        return parse_hosts(hosts)
+    assert num_proc is not None
+    return (Host("localhost", num_proc),)
 
 
 def reach(hosts: Sequence[Host], num_proc: int, shell: Shell, interface: str | None) -> Backend:

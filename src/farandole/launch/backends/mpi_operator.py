@@ -18,8 +18,8 @@ from farandole.errors import ConfigError, HostsError
 from farandole.launch.backend import Host, Shell, Site
 from farandole.launch.backends.kubexec import Kubexec
 from farandole.launch.backends.ssh import AT_ONCE, Ssh
-from farandole.launch.discovery import run_script
 from farandole.launch.hosts import fill_slots, read_hostfile
+from farandole.launch.scripts import run_script
 
 __all__ = ["HOSTFILE", "OperatorJob", "key_of_job", "prte_variables"]
 

@@ -10,6 +10,7 @@ from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.meeting.frames import Deadline
 from farandole.meeting.launched.communicators import Communicator, warn_of_lone_processes
+from farandole.meeting.launched.elastic import MemberEnvironment, meet_in_elastic_job
 from farandole.meeting.launched.hosted import meet
 from farandole.meeting.launched.indexed_job import warn_of_lone_pods
 from farandole.meeting.launched.mpi import MpiExchange
@@ -38,10 +39,13 @@ def find_rendezvous(
     Without a launcher this process is the only rank. Processes of mpirun, srun or torchrun get rank 0's address and a
     new secret through an exchange of the launcher (MPI, a shared folder, torch's store), and then meet at rank 0.
     That blocks until all have arrived, up to `config.start_timeout`. Pods of an Indexed Job meet at rank 0's host
-    name, in the first all-gather. With a `communicator` of MPI its processes meet, in its order. Raises `ConfigError`
-    if the exchange is not available or connects fewer processes than the launcher has started, and `RendezvousError`
-    for ranks that do not find rank 0."""
+    name, in the first all-gather. A member of an elastic job waits for its place as long as its launcher does. With a
+    `communicator` of MPI its processes meet, in its order. Raises `ConfigError` if the exchange is not available or
+    connects fewer processes than the launcher has started, and `RendezvousError` for ranks that do not find rank 0."""
     env = os.environ if env is None else env
+    member = MemberEnvironment.read(env)
+    if member is not None:
+        return meet_in_elastic_job(member, config)
     job = JobEnvironment.read(env)
     if job is not None:
         if job.rank == 0:

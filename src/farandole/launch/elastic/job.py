@@ -1,0 +1,281 @@
+"""An elastic job: members are started, lost and replaced, and generations of ranks formed of those that are there."""
+
+import contextlib
+import logging
+import queue
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from ipaddress import ip_address
+
+from farandole.launch.backend import Backend, Host, OnLine, Place, Rank, Task
+from farandole.launch.cores import threads_per_rank
+from farandole.launch.elastic.hosts import Agents, Found, HostDiscovery, Opened, OpenedAgent, Watch
+from farandole.launch.elastic.members import Came, Members
+from farandole.launch.elastic.roster import End, Form, Limits, Outcome, Roster, Start, Tell
+from farandole.launch.failures import Failure
+from farandole.launch.job import GONE
+from farandole.launch.processes import GRACE
+from farandole.meeting.handshake import new_secret
+from farandole.meeting.launched import elastic as meeting
+from farandole.meeting.launched.elastic import Hosts, Leave, MemberEnvironment, Ping, show_place
+from farandole.meeting.rendezvous import RendezvousServer
+from farandole.other_launchers import note_launches
+from farandole.topology import TORCH_PLACES, Topology
+
+__all__ = ["ElasticJob", "open_elastic_job"]
+
+log = logging.getLogger(__name__)
+
+PING_EVERY = 0.5  # seconds
+SILENT = 2.0  # seconds without an answer, while other ranks wait, after which a member is lost
+LOST_HOST = 255  # code of a member whose host is lost
+LEAVE = 10.0  # seconds for a member that was told to end
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """Event: a member's process has ended."""
+
+    number: int
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """A member that was started."""
+
+    rank: Rank
+    host: Host
+    opened: OpenedAgent
+
+
+class ElasticJob:
+    """The members of one run. `open_elastic_job` makes this object, and ends all members in any case."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        environment: Mapping[str, str],
+        agents: Agents,
+        members: Members,
+        secret: bytes,
+        events: "queue.SimpleQueue[object]",
+    ) -> None:
+        self._roster = Roster(limits)
+        self._environment, self._agents, self._members = environment, agents, members
+        self._secret, self._events = secret, events
+        self._name = secrets.token_hex(4)
+        self._started: dict[int, _Seat] = {}
+        self._unopened: list[Start] = []  # members whose host's agent is being opened
+        self._end_at: dict[int, float] = {}  # members that were told to end: the time at which they are made to
+        self._pinged: dict[int, float] = {}  # the first unanswered question to each member
+        self._next_ping = 0.0
+        self._server: RendezvousServer | None = None
+        self._formed: tuple[int, ...] = ()
+        self._outcome: Outcome | None = None
+
+    def run(self, task: Task, on_line: OnLine) -> Failure | None:
+        """Start members with `task` and follow the job to its end.
+
+        Returns the failure that has ended it, or None. Members may still run then. Ctrl-C interrupts the wait."""
+        while self._outcome is None:
+            self._handle(self._next_event())
+            self._ask_members()
+            for action in self._roster.step(time.monotonic()):
+                self._act(action)
+            self._start_members(task, on_line)
+            self._end_members()
+        outcome = self._outcome
+        if outcome.failure is None and outcome.problem:
+            return Failure(rank=0, reason=f"the elastic job has ended: {outcome.problem}", code=1)
+        if outcome.problem:
+            log.error("the elastic job has ended: %s", outcome.problem)
+        return outcome.failure
+
+    def values(self) -> list[bytes]:
+        """Return the pickled values of a successful call, by rank of the last generation."""
+        return [self._started[number].rank.value() for number in self._formed]
+
+    def stop(self, grace: timedelta = GRACE) -> None:
+        """End all members, SIGTERM first, and wait until no process of them is left; a second Ctrl-C kills at once."""
+        try:
+            self._end(grace)
+        except BaseException:
+            self._end(timedelta(0))
+            raise
+        finally:
+            if self._server is not None:
+                self._server.close()
+
+    def _end(self, grace: timedelta) -> None:
+        for seat in self._started.values():
+            seat.rank.terminate(grace)
+        for number, seat in self._started.items():
+            if not seat.rank.wait_gone(grace + GONE):
+                log.error("member %d survived SIGKILL; look for its processes in uninterruptible sleep", number)
+
+    # --- events
+
+    def _next_event(self) -> object:
+        """Return the next event; None when something is to be done without one."""
+        now = time.monotonic()
+        times = [self._roster.next_time(), *self._end_at.values(), now + PING_EVERY]
+        with contextlib.suppress(queue.Empty):
+            return self._events.get(timeout=max(0.0, min(each for each in times if each is not None) - now))
+        return None
+
+    def _handle(self, event: object) -> None:
+        now = time.monotonic()
+        if isinstance(event, Found):
+            log.info("hosts: %s", ", ".join(f"{host.name}:{host.slots}" for host in event.hosts) or "none")
+            self._roster.find_hosts(event.hosts)
+        elif isinstance(event, Opened):
+            self._agents.note(event)
+            if event.opened is None:
+                log.warning("ranks cannot be started on %s, which rests for a while: %s", event.host, event.problem)
+                self._roster.rest(event.host, now)
+                for start in [start for start in self._unopened if start.host.name == event.host]:
+                    self._unopened.remove(start)
+                    self._roster.forget(start.number)
+        elif isinstance(event, Came):
+            self._pinged.pop(event.number, None)
+            self._roster.come(event.number, event.commits, now)
+        elif isinstance(event, _Ended):
+            self._note_end(event, now)
+
+    def _note_end(self, event: _Ended, now: float) -> None:
+        self._end_at.pop(event.number, None)
+        if event.failure is not None and event.number in self._roster.live:
+            log.warning("member %d is lost: %s", event.number, event.failure.reason)
+        if event.failure is not None and event.number in self._formed and self._server is not None:
+            self._server.depart(self._formed.index(event.number), f"member {event.number} is lost")
+        self._roster.lose(event.number, event.failure, now)
+        if event.failure is not None and event.failure.code == LOST_HOST and event.number in self._started:
+            self._agents.drop(self._started[event.number].host.name)
+
+    def _ask_members(self) -> None:
+        """Ask the members that others wait for whether they are alive; give up those that do not answer."""
+        now = time.monotonic()
+        if now < self._next_ping:
+            return
+        self._next_ping = now + PING_EVERY
+        awaited = set(self._roster.awaited)
+        for number in self._roster.live:
+            self._members.send(number, Ping())
+            heard = self._members.heard(number)
+            if number not in awaited or heard is None or heard > self._pinged.get(number, now):
+                self._pinged.pop(number, None)
+            elif now - self._pinged.setdefault(number, now) > SILENT:
+                why = f"it has not answered for {now - heard:.1f} s while other ranks wait for it: it is stopped"
+                for action in self._roster.give_up(number, why, now):
+                    self._act_end(action)
+
+    # --- actions
+
+    def _act(self, action: object) -> None:
+        if isinstance(action, Start):
+            self._unopened.append(action)
+        elif isinstance(action, Form):
+            self._form(action)
+        elif isinstance(action, Tell):
+            for number in action.members:
+                self._members.send(number, Hosts(action.added, action.removed))
+        elif isinstance(action, End):
+            self._act_end(action)
+        elif isinstance(action, Outcome):
+            self._outcome = action
+
+    def _start_members(self, task: Task, on_line: OnLine) -> None:
+        """Start the members whose host has an agent; the others wait until it is opened."""
+        for start in list(self._unopened):
+            opened = self._agents.find(start.host)
+            if opened is not None:
+                self._unopened.remove(start)
+                self._start(start, opened, task, on_line)
+
+    def _start(self, start: Start, opened: OpenedAgent, task: Task, on_line: OnLine) -> None:
+        member = MemberEnvironment(
+            number=start.number, launcher=self._members.listen(opened.address), secret=self._secret
+        )
+        threads = {"OMP_NUM_THREADS": str(threads_per_rank(opened.agent.usable_cores, start.host.slots))}
+        inherited = {name: value for name, value in self._environment.items() if name not in TORCH_PLACES}
+        env = {"PYTHONUNBUFFERED": "1", **threads, **inherited, **note_launches(self._environment)}
+        rank, hosts = self._roster.expected(start.number)
+        env |= show_place(Topology.from_hosts(rank, hosts), start.slot)
+        env |= {**member.write(), "FARANDOLE_JOB": self._name}
+        log.info("member %d starts on %s", start.number, start.host.name)
+        started = opened.agent.start(Place(rank=start.number, host=start.host, env=env), task, on_line, self._end_of)
+        self._started[start.number] = _Seat(started, start.host, opened)
+
+    def _end_of(self, number: int, failure: Failure | None) -> None:
+        self._events.put(_Ended(number, failure))
+
+    def _form(self, form: Form) -> None:
+        """Give the members of a generation their places, and a rendezvous of their own."""
+        if self._server is not None:
+            self._server.close()
+        seats = [self._started[number] for number in form.members]
+        # Members on hosts that reach this machine at different addresses meet at one server with all of them. Members
+        # of this machine take one of these addresses, too: others reach them where they reach the server.
+        far = [seat.opened.address for seat in seats if not ip_address(seat.opened.address).is_loopback]
+        addresses = list(dict.fromkeys(far)) or [seats[0].opened.address]
+        secret = new_secret()
+        self._server = RendezvousServer(len(seats), secret, host=addresses[0], others=addresses[1:])
+        at = dict(zip(addresses, self._server.addresses, strict=True))
+        hosts = [seat.opened.agent.identity for seat in seats]
+        self._formed = form.members
+        log.info("generation %d: members %s", form.generation, ", ".join(map(str, form.members)))
+        for rank, (number, seat, slot) in enumerate(zip(form.members, seats, form.slots, strict=True)):
+            place = meeting.Place(
+                rank=rank,
+                local_rank=slot,
+                generation=form.generation,
+                hosts=hosts,
+                address=at.get(seat.opened.address, self._server.addresses[0]),
+                secret=secret,
+            )
+            self._members.send(number, place)
+
+    def _act_end(self, action: object) -> None:
+        assert isinstance(action, End)
+        log.info("member %d is ended: %s", action.number, action.why)
+        seat = self._started.get(action.number)
+        if seat is None:
+            self._unopened = [start for start in self._unopened if start.number != action.number]
+            self._roster.forget(action.number)
+        elif action.at_once:
+            seat.rank.terminate(timedelta(0))
+        elif self._members.send(action.number, Leave(action.why)):
+            self._end_at[action.number] = time.monotonic() + LEAVE
+        else:
+            seat.rank.terminate(GRACE)
+
+    def _end_members(self) -> None:
+        """End members that were told to end and have not."""
+        now = time.monotonic()
+        for number in [number for number, at in self._end_at.items() if at <= now]:
+            del self._end_at[number]
+            self._started[number].rank.terminate(GRACE)
+
+
+@contextlib.contextmanager
+def open_elastic_job(
+    limits: Limits, discovery: HostDiscovery, backend_of: Callable[[Host], Backend], environment: Mapping[str, str]
+) -> Iterator[ElasticJob]:
+    """Prepare a job on the hosts of `discovery`, each reached by its backend. When the context ends, so do all members
+    and their descendants."""
+    events: queue.SimpleQueue[object] = queue.SimpleQueue()
+    secret = new_secret()
+    with contextlib.ExitStack() as stack:
+        members = Members(secret, events)
+        stack.callback(members.close)
+        agents = Agents(backend_of, events)
+        stack.callback(agents.close)
+        watch = Watch(discovery, events)
+        stack.callback(watch.close)
+        job = ElasticJob(limits, environment, agents, members, secret, events)
+        stack.callback(job.stop)
+        yield job

@@ -1,0 +1,112 @@
+"""The launcher's connections to the members of an elastic job."""
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from farandole.errors import RendezvousError
+from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, listen
+from farandole.meeting.addresses import join_address
+from farandole.meeting.frames import send
+from farandole.meeting.launched.elastic import FROM_MEMBER, Ready
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["Came", "Members"]
+
+SEND = 5.0  # seconds for a member's kernel to take a message of some bytes; it has room for thousands of them
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """Event: a member asks for a place, with the state of so many commits."""
+
+    number: int
+    commits: int
+
+
+class Members:
+    """Connections of members that have proved `secret`, each read by a thread of its own; their requests are `events`.
+
+    A member has one connection; a new one takes the place of an older one."""
+
+    def __init__(self, secret: bytes, events: "queue.SimpleQueue[object]") -> None:
+        self._secret, self._events = secret, events
+        self._changing = threading.Lock()
+        self._socks: dict[int, socket.socket] = {}
+        self._heard: dict[int, float] = {}
+        self._listeners: dict[str, tuple[str, AcceptingThread]] = {}
+        self._threads: list[threading.Thread] = []
+
+    def listen(self, host: str) -> str:
+        """Listen on the address `host` of this machine, if not yet, and return the "host:port" for members."""
+        if host not in self._listeners:
+            listener = listen(host)
+            address = join_address(host, listener.getsockname()[1])
+            acceptor = Acceptor([listener], self._secret, me=b"launcher", service=f"the launcher at {address}")
+            self._listeners[host] = address, AcceptingThread(acceptor, self._admit, name="farandole-members")
+        return self._listeners[host][0]
+
+    def send(self, number: int, message: "DataclassInstance") -> bool:
+        """Send a message; False if the member has no connection."""
+        with self._changing:
+            sock = self._socks.get(number)
+        if sock is None:
+            return False
+        try:
+            send(sock, message)
+        except OSError:
+            return False  # its end is noticed by its agent, or by its silence
+        return True
+
+    def heard(self, number: int) -> float | None:
+        """Return the time of the member's last message, in seconds of `time.monotonic`; None without a connection."""
+        with self._changing:
+            return self._heard.get(number)
+
+    def close(self) -> None:
+        """Close all listeners and connections; idempotent."""
+        for _, thread in self._listeners.values():
+            thread.close()
+        with self._changing:
+            socks, threads = list(self._socks.values()), list(self._threads)
+        for sock in socks:
+            with contextlib.suppress(OSError):  # the member has ended it already
+                sock.shutdown(socket.SHUT_RDWR)
+        for reader in threads:
+            reader.join()
+
+    def _admit(self, admitted: Admitted) -> None:
+        word, _, number = admitted.who.decode(errors="replace").partition(" ")
+        if word != "member" or not number.isdigit():
+            raise RendezvousError("a caller that is no member came to the launcher", where=admitted.where)
+        # A stopped process takes no message: the launcher must not wait for it.
+        admitted.sock.settimeout(SEND)
+        reader = threading.Thread(
+            target=self._read, args=(int(number), admitted.sock), name=f"farandole-member-{number}", daemon=True
+        )
+        with self._changing:
+            self._socks[int(number)] = admitted.sock
+            self._heard[int(number)] = time.monotonic()
+            self._threads = [each for each in self._threads if each.is_alive()] + [reader]
+        reader.start()
+
+    def _read(self, number: int, sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError, EOFError, RendezvousError, ValueError):
+            while True:
+                try:
+                    message = FROM_MEMBER.receive(sock)
+                except TimeoutError:
+                    continue  # a member that trains says nothing
+                with self._changing:
+                    self._heard[number] = time.monotonic()
+                if isinstance(message, Ready):
+                    self._events.put(Came(number, message.commits))
+        with self._changing:
+            if self._socks.get(number) is sock:
+                del self._socks[number], self._heard[number]

@@ -1,0 +1,237 @@
+"""Places of this process among the ranks of an elastic job, one generation after another.
+
+The job's launcher starts members: processes with a number for life. A member holds one connection to the launcher. It
+asks for a place there, and gets a rank, a generation and the address of that generation's rendezvous. While it trains,
+the launcher tells it when hosts have come or go, and asks now and then whether it is alive."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Self
+
+from farandole.config import Config
+from farandole.errors import ConfigError, RendezvousError
+from farandole.meeting.dialer import dial
+from farandole.meeting.frames import Deadline, Kinds, send
+from farandole.meeting.rendezvous import TcpRendezvous
+from farandole.topology import Topology
+
+__all__ = [
+    "FROM_MEMBER",
+    "ElasticRendezvous",
+    "Hosts",
+    "Leave",
+    "MemberEnvironment",
+    "Ping",
+    "Place",
+    "Pong",
+    "Ready",
+    "meet_in_elastic_job",
+    "show_place",
+]
+
+LARGEST = 1 << 24  # bytes of a message: places of thousands of ranks name the host of each
+SILENCE = 60.0  # seconds without a message from the launcher, which sends one each second, after which it is lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberEnvironment:
+    """The environment variables of a member of an elastic job."""
+
+    number: int
+    launcher: str  # "host:port"
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def read(cls, env: Mapping[str, str] | None = None) -> Self | None:
+        """Read the variables from `env` (default: `os.environ`); None if this process is no member."""
+        env = os.environ if env is None else env
+        if not env.get("FARANDOLE_MEMBER"):
+            return None
+        try:
+            secret = bytes.fromhex(env["FARANDOLE_MEMBER_SECRET"])
+            return cls(number=int(env["FARANDOLE_MEMBER"]), launcher=env["FARANDOLE_LAUNCHER"], secret=secret)
+        except (KeyError, ValueError) as error:
+            raise ConfigError("FARANDOLE_MEMBER", f"is set, but not as a launcher sets it ({error})") from error
+
+    def write(self) -> dict[str, str]:
+        """Return the variables for the member's process; HOROVOD_ELASTIC is for programs written for Horovod."""
+        return {
+            "FARANDOLE_MEMBER": str(self.number),
+            "FARANDOLE_LAUNCHER": self.launcher,
+            "FARANDOLE_MEMBER_SECRET": self.secret.hex(),
+            "HOROVOD_ELASTIC": "1",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A member wants a place, for a state of so many commits; -1: it has none."""
+
+    commits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """A member is alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """The launcher asks whether the member is alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """The job's hosts have changed since the member got its place."""
+
+    added: bool = False
+    removed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A member's rank in a generation, the identities of all ranks' hosts, and where the ranks meet.
+
+    The local rank is the member's slot on its host: it stays the same for life, as the GPU of that number does."""
+
+    rank: int
+    local_rank: int
+    generation: int
+    hosts: list[str]
+    address: str
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The training has ended, or has no place for the member any more."""
+
+    why: str
+
+
+FROM_MEMBER = Kinds[Ready | Pong](Ready, Pong)
+_FROM_LAUNCHER = Kinds[Ping | Hosts | Place | Leave](Ping, Hosts, Place, Leave)
+
+
+class _Channel:
+    """This member's connection to the launcher. A thread reads it, and answers the launcher's questions at once."""
+
+    def __init__(self, member: MemberEnvironment, timeout: timedelta) -> None:
+        me = f"member {member.number}".encode()
+        try:
+            self._sock, _ = dial(member.launcher, member.secret, me=me, deadline=Deadline(timeout))
+        except OSError as error:
+            text = f"member {member.number} could not reach the launcher of its elastic job: {error}"
+            raise RendezvousError(text, where=member.launcher) from error
+        self._sock.settimeout(SILENCE)
+        self._where = member.launcher
+        self._changed = threading.Condition()
+        self._answers: list[Place | Leave] = []  # at most one
+        self._lost = ""
+        self.changes = Hosts()
+        self._thread = threading.Thread(target=self._listen, name="farandole-elastic", daemon=True)
+        self._thread.start()
+
+    def ask(self, commits: int) -> Place | Leave:
+        """Ask for a place, and return the launcher's answer. Blocks as long as the launcher is there."""
+        with self._changed:
+            self._answers.clear()
+            self.changes = Hosts()
+        self._send(Ready(commits))
+        with self._changed:
+            while not (self._answers or self._lost):
+                self._changed.wait(1.0)  # with a limit, so that Ctrl-C is noticed
+            if not self._answers:
+                raise RendezvousError(f"the launcher of this elastic job is lost ({self._lost})", where=self._where)
+            return self._answers.pop()
+
+    def close(self) -> None:
+        """End the connection and the thread; idempotent."""
+        with contextlib.suppress(OSError):  # the launcher has ended it already
+            self._sock.shutdown(2)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._sock.close()
+
+    def _send(self, message: Ready | Pong) -> None:
+        with contextlib.suppress(OSError), self._changed:  # the reading thread notices that the launcher is gone
+            send(self._sock, message)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = _FROM_LAUNCHER.receive(self._sock, limit=LARGEST)
+                if isinstance(message, Ping):
+                    self._send(Pong())
+                    continue
+                with self._changed:
+                    if isinstance(message, Hosts):
+                        before = self.changes
+                        self.changes = Hosts(before.added or message.added, before.removed or message.removed)
+                    else:
+                        self._answers = [message]
+                    self._changed.notify_all()
+        except (OSError, EOFError, RendezvousError, ValueError) as error:
+            with self._changed:
+                self._lost = str(error) or type(error).__name__
+                self._changed.notify_all()
+
+
+class ElasticRendezvous(TcpRendezvous):
+    """Rendezvous of one generation of an elastic job, whose launcher has given this process a rank."""
+
+    def __init__(self, channel: _Channel, place: Place) -> None:
+        super().__init__(place.address, place.rank, len(place.hosts), place.secret, place.generation)
+        self.local_rank = place.local_rank
+        self._channel = channel
+        self._keeps = False
+
+    @property
+    def changes(self) -> Hosts:
+        """The changes of the job's hosts since this place was given."""
+        return self._channel.changes
+
+    def keep_launcher(self, keep: bool = True) -> None:
+        """Keep the connection to the launcher when this generation ends, for `next`; by default it is closed."""
+        self._keeps = keep
+
+    def next(self, commits: int) -> "ElasticRendezvous":
+        """Ask for a place in the next generation, for a state of `commits` commits; -1: this member has none.
+
+        Blocks until the launcher forms it. Raises `SystemExit` if the training has ended, or has no place for this
+        process any more, and `RendezvousError` if the launcher is lost."""
+        return _take_place(self._channel, commits)
+
+    def close(self) -> None:
+        """End this rank's part in the generation."""
+        super().close()
+        if not self._keeps:
+            self._channel.close()
+
+
+def meet_in_elastic_job(member: MemberEnvironment, config: Config) -> ElasticRendezvous:
+    """Connect to the launcher and wait for this member's first place; see `ElasticRendezvous.next`."""
+    channel = _Channel(member, config.start_timeout)
+    try:
+        return _take_place(channel, commits=-1)
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _take_place(channel: _Channel, commits: int) -> ElasticRendezvous:
+    answer = channel.ask(commits)
+    if isinstance(answer, Leave):
+        raise SystemExit(0)
+    os.environ.update(show_place(Topology.from_hosts(answer.rank, answer.hosts), answer.local_rank))
+    return ElasticRendezvous(channel, answer)
+
+
+def show_place(place: Topology, local_rank: int) -> dict[str, str]:
+    """Return the variables of Horovod that programs read to find their place."""
+    numbers = {name: getattr(place, name) for name in ("rank", "size", "local_size", "cross_rank", "cross_size")}
+    return {f"HOROVOD_{name.upper()}": str(value) for name, value in {**numbers, "local_rank": local_rank}.items()}
