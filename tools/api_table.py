@@ -18,6 +18,7 @@ from typing import TypeAlias
 from farandole.compat import install, uninstall
 from farandole.compat.horovodrun import make_parser
 from farandole.config import Config
+from farandole.meeting.launched.elastic import MemberEnvironment
 from farandole.refusals import IGNORED_VARIABLES, NEEDLESS_VARIABLES
 from farandole.topology import JobEnvironment
 
@@ -212,7 +213,8 @@ def _find_variable(entry: Entry) -> Finding:
     )
     if entry.name in by_variable:
         return _there(entry, shown=f"`{by_variable[entry.name]}`")
-    if entry.name in job.write():
+    member = MemberEnvironment(number=0, launcher="h:1", secret=b"")
+    if entry.name in job.write() | member.write():
         return _there(entry, shown="set for each rank")
     if entry.name in NEEDLESS_VARIABLES:
         return _there(entry, shown=f"not needed: {NEEDLESS_VARIABLES[entry.name]}")

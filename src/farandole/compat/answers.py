@@ -177,7 +177,11 @@ MODULES: Mapping[str, Module] = {
         known="run TorchState ElasticSampler",
     ),
     "horovod.torch.elastic.sampler": Module(by="farandole.torch.elastic", known="ElasticSampler"),
-    "horovod.torch.elastic.state": Module(by="farandole.torch.elastic", known="TorchState"),
+    "horovod.torch.elastic.state": Module(
+        by="farandole.torch.elastic",
+        known="TorchState StateHandler ModelStateHandler OptimizerStateHandler SamplerStateHandler "
+        "get_handler_registry set_handler_registry",
+    ),
     "horovod.tensorflow": Module(
         by="farandole.tensorflow",
         every=True,

@@ -109,7 +109,7 @@ def test_every_module_of_the_table_is_there_or_says_why(frameworks: None, instal
     assert refused.keys() == missing.keys()
     # What is above a module is imported first, and speaks for itself.
     assert set(refused.values()) <= set(missing.values())
-    assert {"horovod.mxnet", "horovod.torch.elastic", "horovod.tensorflow.elastic"} <= refused.keys()
+    assert {"horovod.mxnet", "horovod.tensorflow.elastic"} <= refused.keys()
     assert not {"horovod.torch", "horovod.runner", "horovod.common"} & refused.keys()
 
 
@@ -176,8 +176,6 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
             "copies are removed by fsspec",
         ),
         ("from petastorm.unischema import Unischema", "write plain Parquet"),
-        ("from horovod.torch import elastic", "elastic training is not there yet"),
-        ("from horovod.torch.elastic.sampler import ElasticSampler", "elastic training is not there yet"),
         ("import horovod.nothing_of_the_kind", "No module named 'horovod.nothing_of_the_kind'"),
         ("from horovod.torch import nothing_of_the_kind", "cannot import name 'nothing_of_the_kind'"),
     ],
@@ -191,17 +189,14 @@ def test_what_is_not_there_says_so(statement: str, sentence: str, installed: Non
 
 
 def test_names_of_horovods_that_are_not_there_are_called_by_their_name(installed: None) -> None:
-    import horovod.torch as hvd
+    import horovod.torch.mpi_ops as hvd
 
-    known = MODULES["horovod.torch"].known.split()
-    lacking = ["elastic", *(name for name in known if not hasattr(hvd, name))]
-    for name in lacking:
-        sentence = f"horovod.torch.{name} is not part of farandole"
-        with pytest.raises(AttributeError, match=sentence):
-            getattr(hvd, name)
-        with pytest.raises(ImportError, match=sentence):
-            exec(f"from horovod.torch import {name}", {})
-    with pytest.raises(AttributeError, match=r"^module 'horovod.torch' has no attribute 'nothing'$"):
+    sentence = "horovod.torch.mpi_ops.HorovodAllreduce is not part of farandole"
+    with pytest.raises(AttributeError, match=sentence):
+        hvd.HorovodAllreduce  # noqa: B018
+    with pytest.raises(ImportError, match=sentence):
+        exec("from horovod.torch.mpi_ops import HorovodAllreduce", {})
+    with pytest.raises(AttributeError, match=r"^module 'horovod.torch.mpi_ops' has no attribute 'nothing'$"):
         hvd.nothing  # noqa: B018
 
 

@@ -1,0 +1,58 @@
+"""Loop of elastic training: call the function again when ranks were lost or have come."""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from farandole.core import default
+from farandole.elastic.state import HostsUpdatedInterrupt, State
+from farandole.errors import HorovodInternalError, NotInitializedError
+
+__all__ = ["run", "run_fn"]
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound=State)
+
+
+def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Return a function that calls `func(state, *args, **kwargs)` until it returns, whatever ranks come and go.
+
+    Before each call all ranks take over the state of the rank with most commits. When a rank is lost, the others
+    restore their last commit; when hosts came or are leaving, they keep their state. Then they meet again in this
+    process, without losing models, data or compiled functions, and `func` is called again. In a job that is not elastic
+    an error of a lost rank passes through."""
+
+    return run_fn(func, default.rejoin)
+
+
+def run_fn(func: Callable[Concatenate[S, P], R], reset: Callable[[int], None]) -> Callable[Concatenate[S, P], R]:
+    """Return the loop of `run` around `func`; `reset` lets the ranks meet again, given the commits of the state."""
+
+    def call(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        synced = False
+        while True:
+            try:
+                if not synced:
+                    state.sync()
+                    state.hold()
+                    synced = True
+                return func(state, *args, **kwargs)
+            except HostsUpdatedInterrupt as update:
+                log.info("hosts have changed: the ranks meet again")
+                synced = synced and update.skip_sync
+            except NotInitializedError:
+                raise
+            except HorovodInternalError as error:
+                if not default.is_elastic():
+                    raise
+                log.info("a rank was lost, the others restore their last commit and meet again: %s", error)
+                state.restore()
+                synced = False
+            reset(state.held_commits)
+            state.on_reset()
+
+    return functools.update_wrapper(call, func)

@@ -1,0 +1,141 @@
+"""States of elastic training: what ranks save, restore, and take over from rank 0."""
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
+
+from farandole.core import default
+from farandole.core.operations import kinds
+from farandole.core.operations.objects import broadcast_object
+from farandole.core.operations.reduction import Max, Reduction
+from farandole.core.operations.request import Request
+from farandole.errors import FarandoleError
+
+__all__ = ["HostsUpdatedInterrupt", "ObjectState", "State"]
+
+T = TypeVar("T")
+
+
+class HostsUpdatedInterrupt(FarandoleError, RuntimeError):
+    """Hosts of an elastic job came or are leaving: the ranks meet again and go on, with the state that they have.
+
+    With `skip_sync` hosts are only leaving, so that no rank needs another one's state."""
+
+    def __init__(self, skip_sync: bool) -> None:
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync
+
+    def __str__(self) -> str:
+        what = "are leaving" if self.skip_sync else "have come"
+        return f"hosts {what}: run the training function by elastic.run, which lets the ranks meet again"
+
+
+class Broadcast(Protocol):
+    """A function such as `broadcast_object`."""
+
+    def __call__(self, obj: T) -> T: ...
+
+
+class State:
+    """What training holds beside its data, in memory; a subclass saves, restores and synchronizes it.
+
+    `run` makes the calls: `sync` before the function starts, `restore` after a rank was lost, `on_reset` once the
+    ranks have met again. A program calls `commit` from time to time: what happens after the last commit is repeated
+    when a rank is lost."""
+
+    def __init__(self, bcast_object: Broadcast = broadcast_object, get_rank: Callable[[], int] = default.rank) -> None:
+        self._bcast_object, self._rank = bcast_object, get_rank
+        self._reset_callbacks: list[Callable[[], None]] = []
+        self._commits, self._holds = 0, False
+
+    @property
+    def held_commits(self) -> int:
+        """How often the state that this rank holds was committed, on whichever ranks; -1 if it is only its own.
+
+        After a loss the rank with the highest number becomes rank 0, whose state the others take over. So a newcomer
+        never gives its own to ranks that have trained."""
+        return self._commits if self._holds else -1
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Call `callbacks` after each reset, when ranks have come or gone: to scale the learning rate, for example."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Call `reset` and the callbacks; `run` calls this on all ranks when they have met again."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def commit(self) -> None:
+        """Save the state, then look for changes of hosts as `check_host_updates` does. All ranks must call it."""
+        self.save()
+        self._commits += 1
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raise `HostsUpdatedInterrupt` on all ranks if one of them has been told that hosts came or are leaving.
+
+        All ranks must call it. Blocks until they have; raises `HorovodInternalError` if one of them is lost."""
+        changes = bytearray(default.host_changes())
+        if default.size() > 1:
+            # Each rank hears from the launcher by itself; agreeing here lets all of them leave after the same step.
+            request = Request(kinds.ALLREDUCE, reduction=Reduction(Max))
+            default.membership().engine.run(request, "elastic.host_changes", changes, changes)
+        added, removed = changes
+        if added or removed:
+            raise HostsUpdatedInterrupt(skip_sync=not added)
+
+    def hold(self) -> None:
+        """Note that all ranks have rank 0's state, with its number of commits; `run` calls this after `sync`."""
+        self._commits = broadcast_object(self._commits, 0, "elastic.commits")
+        self._holds = True
+
+    def reset(self) -> None:
+        """Prepare for other ranks than before; does nothing by default."""
+
+    def save(self) -> None:
+        """Keep a copy of the state in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Go back to the copy that `save` has made."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Take over rank 0's state on all ranks, and save it. All ranks must call it."""
+        raise NotImplementedError
+
+
+class ObjectState(State):
+    """State of Python objects, which are attributes: `ObjectState(epoch=0)` has `state.epoch`.
+
+    `save` copies them deeply, `sync` sends rank 0's by cloudpickle."""
+
+    def __init__(
+        self,
+        bcast_object: Broadcast = broadcast_object,
+        get_rank: Callable[[], int] = default.rank,
+        **kwargs: object,
+    ) -> None:
+        super().__init__(bcast_object, get_rank)
+        self._saved_state = kwargs
+        self._set_attrs()
+
+    def save(self) -> None:
+        """Copy the attributes deeply."""
+        self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}
+
+    def restore(self) -> None:
+        """Set the attributes to copies of the saved ones."""
+        self._set_attrs()
+
+    def sync(self) -> None:
+        """Set the attributes to the saved ones of rank 0."""
+        if self._saved_state:
+            self._saved_state = self._bcast_object(self._saved_state)
+            self._set_attrs()
+
+    def _set_attrs(self) -> None:
+        for name, value in self._saved_state.items():
+            # A copy: the program may change the object, a list for example, and go back to the saved one later.
+            object.__setattr__(self, name, copy.deepcopy(value))
