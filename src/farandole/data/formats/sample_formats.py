@@ -14,7 +14,7 @@ from farandole.data.formats.compression import with_packed
 from farandole.data.formats.images import decode_image
 from farandole.errors import DataError, SourceError
 
-__all__ = ["FORMATS", "IMAGES", "Block", "Decode", "Format", "Images", "Json", "Lines", "Shards", "Whole", "format_of"]
+__all__ = ["FORMATS", "Block", "Decode", "Format", "Images", "Json", "Shards", "format_of", "make_format"]
 
 # Function from a sample, as its format yields it, to the sample's columns.
 Decode: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -316,14 +316,28 @@ def _plain_file(header: bytes, place: int) -> _Member | None:
     return _Member(f"{prefix}/{name}" if prefix else name, place, place + tarfile.BLOCKSIZE, size)
 
 
-FORMATS = ("bytes", "images", "jsonl", "tar", "text")
+FORMATS: Mapping[str, Callable[[], Format]] = {
+    "bytes": Whole,
+    "images": Images,
+    "jsonl": Json,
+    "tar": Shards,
+    "text": Lines,
+}
+
+
+def make_format(name: str, *, size: tuple[int, int] | None, orient: bool, classes: Sequence[str] = ()) -> Format:
+    """Return a format of `FORMATS`; `size` and `orient` are those of its images, `classes` the names of their folders.
+
+    Raises `KeyError` for an unknown name."""
+    if name == "images":
+        return Images(classes=tuple(classes), size=size, orient=orient)
+    return Shards(size=size, orient=orient) if name == "tar" else FORMATS[name]()
 
 
 def format_of(paths: Sequence[str]) -> str:
     """Return the format that the files' suffixes name; raises `DataError` if they name none, or several."""
-    suffixes_of = {"images": IMAGES, "jsonl": Json().suffixes, "tar": Shards().suffixes, "text": Lines().suffixes}
-    ends = {posixpath.splitext(path)[1].lower() for path in paths}
-    found = [name for name, each in suffixes_of.items() if any(path.lower().endswith(each) for path in paths)]
+    found = [name for name, kind in FORMATS.items() if any(path.lower().endswith(kind().suffixes) for path in paths)]
     if len(found) != 1:
+        ends = {posixpath.splitext(path)[1].lower() for path in paths}
         raise DataError("", f"files end in {', '.join(sorted(ends)[:8])}; say format= one of {', '.join(FORMATS)}")
     return found[0]

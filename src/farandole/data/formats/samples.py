@@ -33,10 +33,8 @@ from farandole.data.formats.sample_formats import (
     Format,
     Images,
     Json,
-    Lines,
-    Shards,
-    Whole,
     format_of,
+    make_format,
 )
 from farandole.data.loading.agreement import Gather, from_first, place_in, together
 from farandole.data.loading.values import Values, ValuesOrLoose
@@ -107,9 +105,11 @@ def files(
 
     listed = together(find, gather) if shared is None else from_first(find, shared, rank)
     kind = format or format_of([file.path for file in listed])
-    made = _make_format(kind, listed, size, orient)
-    if made.suffixes and (format is None or kind == "images"):
-        listed = [file for file in listed if file.path.lower().endswith(made.suffixes)]
+    suffixes = FORMATS[kind]().suffixes if format is None or kind == "images" else ()
+    if suffixes:
+        listed = [file for file in listed if file.path.lower().endswith(suffixes)]
+    folders = {posixpath.basename(posixpath.dirname(file.path)) for file in listed}
+    made = make_format(kind, size=size, orient=orient, classes=sorted(folders))
     return FileSource(opened, listed, made, decode, gather)
 
 
@@ -331,20 +331,6 @@ class _Raw(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         return int(self._stream.readinto(buffer))
-
-
-def _make_format(kind: str, listed: Sequence[File], size: tuple[int, int] | None, orient: bool) -> Format:
-    if kind == "images":
-        names = {
-            posixpath.basename(posixpath.dirname(file.path))
-            for file in listed
-            if file.path.lower().endswith(Images.suffixes)
-        }
-        return Images(classes=tuple(sorted(names)), size=size, orient=orient)
-    if kind == "tar":
-        return Shards(size=size, orient=orient)
-    others: dict[str, Format] = {"bytes": Whole(), "jsonl": Json(), "text": Lines()}
-    return others[kind]
 
 
 def _is_named(path: str, where: Named | None) -> bool:

@@ -3,20 +3,21 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
 from farandole.data.formats.file_systems import Files
 from farandole.data.formats.parquet_files import ParquetFiles
 from farandole.data.formats.partitions import base_of
 from farandole.data.formats.places import Place, text_of
-from farandole.data.formats.row_groups import File, RowGroup
-from farandole.data.formats.sample_formats import Decode, Format, Images, Json, Lines, Shards, Whole
+from farandole.data.formats.row_groups import File
+from farandole.data.formats.sample_formats import FORMATS, Decode, make_format
 from farandole.data.formats.samples import FileSource
 from farandole.data.formats.source import DerivedSource, Source
 from farandole.data.loading.agreement import Gather, together
 from farandole.data.loading.state import NO_VERSION
 from farandole.data.stores.urls import open_url
-from farandole.data.tables.folders import find_table
+from farandole.data.tables.folders import TableFolder, find_table
 from farandole.data.tables.marks import DELTA, ICEBERG, STREAM
 from farandole.data.tables.stream_output import files_of_batches, stream_files
 from farandole.errors import ConfigError, SourceError
@@ -28,13 +29,6 @@ __all__ = ["Arrived", "Growing", "Seen", "Until"]
 Until: TypeAlias = str | int | Callable[[Sequence[str]], bool]
 
 _TABLES = {"delta": DELTA, "iceberg": ICEBERG, "stream": STREAM}
-_SAMPLES: dict[str, Callable[..., Format]] = {
-    "bytes": Whole,
-    "images": Images,
-    "jsonl": Json,
-    "tar": Shards,
-    "text": Lines,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +109,7 @@ class Growing:
         poll: float = 1.0,
         patience: float = 3600.0,
     ) -> None:
-        known = ["parquet", *_TABLES, *_SAMPLES]
+        known = ["parquet", *_TABLES, *FORMATS]
         if format not in (None, *known):
             raise ConfigError("format", f"must be one of {', '.join(known)}, got {format!r}")
         if (format == "images") != bool(classes):
@@ -126,8 +120,8 @@ class Growing:
         if isinstance(until, int) and format not in (None, "delta", "stream"):
             raise ConfigError("until", f"is a version, but {format} has no consecutive versions")
         self._url, self._until, self._format, self._options = text_of(url), until, format, options
-        self._decode, self._classes = decode, tuple(classes)
-        self._images: dict[str, Any] = {"size": size, "orient": orient}
+        self._decode = decode
+        self._make_samples = partial(make_format, size=size, orient=orient, classes=classes)
         self.least_files, self.poll, self.patience = least_files, poll, patience
         self._store: Files | None = None
 
@@ -139,17 +133,22 @@ class Growing:
 
         Raises `SourceError` for files that changed after they were read, or that a table no longer has."""
         opened = self._opened(warn=True)
+        most = self._until if isinstance(self._until, int) else None
         # Checked before the files are listed: the listing then has every file that was written before the marker.
-        marked = isinstance(self._until, str) and opened.exists(f"{_folder(self._url, self._options)}/{self._until}")
+        last = isinstance(self._until, str) and opened.exists(f"{self._folder()}/{self._until}")
         format = self._format or self._found_format(opened)
-        kind = self._kind(format, opened)
-        files, version = kind.listed(self._until if isinstance(self._until, int) else None)
-        if format in ("delta", "iceberg") and not seen.lacks_none(files):
-            problem = f"version {version} has removed or rewritten files of which rows were read; only add rows to it"
-            raise SourceError(self._url, problem)
-        last = marked
-        if isinstance(self._until, int):
-            last = version >= self._until
+        if format == "stream":
+            files, version = self._batches(opened, most)
+        elif format in _TABLES:
+            files, version = self._table_files(format, opened, most)
+            if not seen.lacks_none(files):
+                problem = "has removed or rewritten files of which rows were read; only add rows to it"
+                raise SourceError(self._url, f"version {version} {problem}")
+        else:
+            # A folder has no versions. If `until` is one, a table's log will appear.
+            files, version = self._in_folder(format, opened) if most is None else [], NO_VERSION
+        if most is not None:
+            last = version >= most
         elif callable(self._until):
             last = self._until([file.path for file in files])
         new = seen.new_of(files)
@@ -158,25 +157,53 @@ class Growing:
     def open(self, arrived: Arrived, gather: Gather | None) -> Source:
         """Open files that `look` returned; collective with `gather`; raises as `ParquetSource` and `files` do."""
         opened = together(lambda: self._opened(warn=False), gather)
-        return self._kind(arrived.format, opened).open(arrived, gather)
+        format, paths = arrived.format, [file.path for file in arrived.files]
+        if format in ("delta", "iceberg"):
+            return together(lambda: _Added(self._table(format, arrived.version, opened), set(paths)), gather)
+        if format in FORMATS:
+            return FileSource(opened, arrived.files, self._make_samples(format), self._decode, gather)
+        files = stream_files(self._url, opened) if format == "stream" else opened
+        base = base_of([self._folder()], paths, local=files.local)
+        if files.client is None:  # the folder may be on the local disk of each host
+            return together(lambda: ParquetFiles(files, arrived.files, base), gather)
+        return ParquetFiles(files, arrived.files, base, gather)
 
     def _opened(self, *, warn: bool) -> Files:
         if self._store is None:
             self._store = Files.at(self._url, self._options, warn=warn)
         return self._store
 
-    def _kind(self, format: str, opened: Files) -> "_Kind":
-        if format in ("delta", "iceberg"):
-            return _Table(self._url, self._options, format, opened)
-        if format == "stream":
-            return _StreamOutput(self._url, self._options, opened)
-        return _Folder(self._url, self._options, self._samples(format), self._decode, opened)
+    def _folder(self) -> str:
+        """Return the path of the URL in its file system."""
+        return open_url(self._url, self._options or {})[1].rstrip("/")
 
-    def _samples(self, format: str) -> Format | None:
-        if format not in _SAMPLES:
-            return None
-        given = self._images if format in ("images", "tar") else {}
-        return _SAMPLES[format](**given, **({"classes": self._classes} if self._classes else {}))
+    def _in_folder(self, format: str, opened: Files) -> Sequence[File]:
+        suffixes = FORMATS[format]().suffixes or "" if format in FORMATS else ".parquet"
+        listed = Files.find(self._url, suffixes, self._options, opened=opened, growing=True)[1]
+        if opened.web:
+            raise SourceError(self._url, "is on a web server, which cannot list files as they arrive")
+        return listed
+
+    def _batches(self, opened: Files, most: int | None) -> tuple[Sequence[File], int]:
+        """Return all files of a stream's newest batch and those before, but at most batch `most`, and its number."""
+        if not opened.exists(f"{self._folder()}/{STREAM.mark}/"):
+            return [], NO_VERSION
+        newest, files = files_of_batches(self._url, self._options, None, opened)
+        if most is not None and newest is not None and newest > most:
+            newest, files = files_of_batches(self._url, self._options, most, opened)
+        return files, NO_VERSION if newest is None else newest
+
+    def _table_files(self, format: str, opened: Files, most: int | None) -> tuple[Sequence[File], int]:
+        """Return all files of a table's newest version, but at most version `most`, and that version."""
+        if find_table(self._url, self._options, opened) is None:
+            return [], NO_VERSION
+        source = self._table(format, None, opened)
+        if most is not None and source.version > most:
+            source = self._table(format, most, opened)
+        return list(dict.fromkeys(group.file for group in source.row_groups)), source.version
+
+    def _table(self, format: str, version: int | None, opened: Files) -> Source:
+        return TableFolder(self._url, _TABLES[format]).open(self._options, version, opened)
 
     def _found_format(self, opened: Files) -> str:
         table = find_table(self._url, self._options, opened)
@@ -188,114 +215,10 @@ class Growing:
         raise SourceError(self._url, f"is {table.kind.name}, which cannot be read until {self._until!r} as it grows")
 
 
-class _Kind(Protocol):
-    """Kind of place to which files are added: a folder, the output of a stream, or a table."""
-
-    def listed(self, most: int | None) -> tuple[Sequence[File], int]:
-        """Return all files of the newest version, but at most version `most`, and that version."""
-        ...
-
-    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
-        """See `Growing.open`."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Folder:
-    url: str
-    options: Mapping[str, object] | None
-    samples: Format | None
-    decode: Decode | None
-    opened: Files
-
-    def listed(self, most: int | None) -> tuple[Sequence[File], int]:
-        if most is not None:
-            return [], NO_VERSION  # `until` is a version, so a table's log will appear
-        suffixes = self.samples.suffixes or "" if self.samples is not None else ".parquet"
-        listed = Files.find(self.url, suffixes, self.options, opened=self.opened, growing=True)[1]
-        if self.opened.web:
-            raise SourceError(self.url, "is on a web server, which cannot list files as they arrive")
-        return listed, NO_VERSION
-
-    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
-        if self.samples is not None:
-            return FileSource(self.opened, arrived.files, self.samples, self.decode, gather)
-        return _parquet(self.opened, arrived, self.url, self.options, gather)
-
-
-@dataclass(frozen=True)
-class _StreamOutput:
-    url: str
-    options: Mapping[str, object] | None
-    opened: Files
-
-    def listed(self, most: int | None) -> tuple[Sequence[File], int]:
-        if not self.opened.exists(f"{_folder(self.url, self.options)}/{STREAM.mark}/"):
-            return [], NO_VERSION
-        newest, files = files_of_batches(self.url, self.options, None, self.opened)
-        if most is not None and newest is not None and newest > most:
-            newest, files = files_of_batches(self.url, self.options, most, self.opened)
-        return files, NO_VERSION if newest is None else newest
-
-    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
-        return _parquet(stream_files(self.url, self.opened), arrived, self.url, self.options, gather)
-
-
-@dataclass(frozen=True)
-class _Table:
-    url: str
-    options: Mapping[str, object] | None
-    format: str
-    opened: Files
-
-    def listed(self, most: int | None) -> tuple[Sequence[File], int]:
-        if find_table(self.url, self.options, self.opened) is None:
-            return [], NO_VERSION
-        source = self._at(None)
-        if most is not None and source.version > most:
-            source = self._at(most)
-        return [file for file, _ in _by_file(source)], source.version
-
-    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
-        return together(lambda: _Added(self._at(arrived.version), {file.path for file in arrived.files}), gather)
-
-    def _at(self, version: int | None) -> Any:
-        # Imported here: each needs a package that other tables do not need.
-        if self.format == "delta":
-            from farandole.data.tables.delta import DeltaSource
-
-            return DeltaSource(self.url, version=version, options=self.options, opened=self.opened)
-        from farandole.data.tables.iceberg import IcebergSource
-
-        return IcebergSource(self.url, snapshot=version, options=self.options, opened=self.opened)
-
-
-def _folder(url: str, options: Mapping[str, object] | None) -> str:
-    """Return the path of a URL in its file system."""
-    return open_url(url, options or {})[1].rstrip("/")
-
-
-def _parquet(
-    files: Files, arrived: Arrived, url: str, options: Mapping[str, object] | None, gather: Gather | None
-) -> Source:
-    base = base_of([_folder(url, options)], [file.path for file in arrived.files], local=files.local)
-    if files.client is None:  # the folder may be on the local disk of each host
-        return together(lambda: ParquetFiles(files, arrived.files, base), gather)
-    return ParquetFiles(files, arrived.files, base, gather)
-
-
-def _by_file(source: Source) -> list[tuple[File, list[RowGroup]]]:
-    found: dict[str, tuple[File, list[RowGroup]]] = {}
-    for group in source.row_groups:
-        found.setdefault(group.file.path, (group.file, []))[1].append(group)
-    return list(found.values())
-
-
 class _Added(DerivedSource):
     """Source of the row groups in some files of a table."""
 
     version = NO_VERSION  # of a loader's state: the table has another one in each generation
 
     def __init__(self, source: Source, paths: set[str]) -> None:
-        groups = [group for file, groups in _by_file(source) if file.path in paths for group in groups]
-        super().__init__(source, tuple(groups))
+        super().__init__(source, tuple(group for group in source.row_groups if group.file.path in paths))
