@@ -16,10 +16,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 from weakref import ref
 
-import numpy as np
-
-from farandole.data.formats.columns import columns_by_pattern
-from farandole.data.formats.fields import FieldOptions
+from farandole.data.formats.columns import SchemaField, columns_by_pattern
 from farandole.data.formats.row_groups import rows_in
 from farandole.data.formats.selection import SelectedSource
 from farandole.data.formats.source import Source
@@ -31,7 +28,7 @@ from farandole.data.loading.meter import Meter, Metrics
 from farandole.data.loading.reading import Reading
 from farandole.data.loading.rounds import Columns
 from farandole.data.loading.state import NO_VERSION
-from farandole.data.loading.values import Ragged, SparseRows, Values
+from farandole.data.loading.values import Array, Ragged, SparseRows, Values, cells_of
 from farandole.data.reader_options import ReaderOptions
 from farandole.data.tables.versions import same_version
 from farandole.errors import ConfigError, NoDataAvailableError, ReaderError
@@ -41,14 +38,14 @@ __all__ = ["Reader", "make_batch_reader", "make_feed_reader", "make_reader"]
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 _DEFAULT_CACHE_LIMIT = 10 << 30
 _LEAST_BATCH = 1024
 
 
 def make_reader(
-    dataset_url: str | Sequence[str], schema_fields: Sequence[Any] | None = None, **options: Any
+    dataset_url: str | Sequence[str], schema_fields: Sequence[SchemaField] | None = None, **options: Any
 ) -> "Reader":
     """Return a reader of single rows, as named tuples; `options` are the fields of `ReaderOptions`.
 
@@ -57,7 +54,7 @@ def make_reader(
 
 
 def make_batch_reader(
-    dataset_url_or_urls: str | Sequence[str], schema_fields: Sequence[Any] | None = None, **options: Any
+    dataset_url_or_urls: str | Sequence[str], schema_fields: Sequence[SchemaField] | None = None, **options: Any
 ) -> "Reader":
     """Return a reader of batches, as named tuples of arrays; `options` are the fields of `ReaderOptions`.
 
@@ -66,7 +63,7 @@ def make_batch_reader(
 
 
 def make_feed_reader(
-    source: Source, schema_fields: Sequence[Any] | None = None, *, gather: Gather | None = None, **options: Any
+    source: Source, schema_fields: Sequence[SchemaField] | None = None, *, gather: Gather | None = None, **options: Any
 ) -> "Reader":
     """Return a reader of the rows that only this rank has, as `make_batch_reader` does; `cur_shard` is the rank.
 
@@ -106,7 +103,7 @@ class Reader:
 
     def __init__(self, loader: Loader, num_epochs: int | None, *, batched: bool) -> None:
         self.loader, self.num_epochs, self.batched_output = loader, num_epochs, batched
-        self._pass: Callable[[], _Pass[Any] | None] = lambda: None  # the latest; it holds threads until it is closed
+        self._pass: Callable[[], _Pass[object] | None] = lambda: None  # the latest; it holds threads until it is closed
         self._next_epoch = 0  # of the pass after the latest
         self._left_at: tuple[int, int] | None = None  # where the latest pass has left the loader
         self._stopped = False
@@ -146,7 +143,7 @@ class Reader:
             with suppress(ValueError):  # a thread of TensorFlow is in it
                 current.end("was stopped, for instance by the end of its `with` block; make another reader")
 
-    def _begin(self, begun: "_Pass[Any]") -> None:
+    def _begin(self, begun: "_Pass[object]") -> None:
         """Make `begun` the latest pass: end the one before it, and put the loader at the first row."""
         if self._stopped:
             raise ReaderError("this reader was stopped; make another one")
@@ -201,7 +198,7 @@ class Reader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
-    def _read(self) -> Generator[Any]:
+    def _read(self) -> Generator[object]:
         for batch in self._batches():
             make = self.record(batch)
             columns = [_cells(values) for values in batch.values()]
@@ -218,17 +215,17 @@ class Reader:
         return self._made
 
 
-class _Pass(Generic[T]):
+class _Pass(Generic[T_co]):
     """An iterator over a pass of a reader; `begin` is called before the first item."""
 
-    def __init__(self, begin: Callable[["_Pass[T]"], None], items: Generator[T]) -> None:
-        self._begin: Callable[[_Pass[T]], None] | None = begin
+    def __init__(self, begin: Callable[["_Pass[T_co]"], None], items: Generator[T_co]) -> None:
+        self._begin: Callable[[_Pass[T_co]], None] | None = begin
         self._items, self._ended = items, ""
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> T:
+    def __next__(self) -> T_co:
         if self._begin is not None:
             self._begin(self)
             self._begin = None
@@ -244,7 +241,7 @@ class _Pass(Generic[T]):
 
 
 def _read_files(
-    urls: str | Sequence[str], schema_fields: Sequence[Any] | None, options: ReaderOptions, *, batched: bool
+    urls: str | Sequence[str], schema_fields: Sequence[SchemaField] | None, options: ReaderOptions, *, batched: bool
 ) -> Reader:
     # Imported here: these modules load slowly, and ranks that get a DataFrame's rows do not read files.
     from farandole.data.formats.cache import CachedSource
@@ -309,12 +306,6 @@ def _batch_rows(source: Source) -> int:
 
 def _reading(options: ReaderOptions, *, batched: bool) -> Reading:
     spec, own = options.transform_spec, options.reading
-    asked = FieldOptions(
-        nulls=dict(own.fields.nulls) | dict(options.nulls),
-        vocabulary=own.fields.vocabulary,
-        ragged=own.fields.ragged,
-        dense=own.fields.dense,
-    )
     transform = own.transform if spec is None else spec.frames if batched else spec.rows
     processes = options.reader_pool_type == "process" and transform is not None
     # More processes than processors would only cost memory and time to start.
@@ -327,17 +318,12 @@ def _reading(options: ReaderOptions, *, batched: bool) -> Reading:
         workers=0 if options.reader_pool_type == "dummy" else workers,
         processes=processes,
         transform=transform,
-        fields=asked,
+        fields=replace(own.fields, nulls=dict(own.fields.nulls) | dict(options.nulls)),
     )
 
 
-def _cells(values: Values) -> Any:
+def _cells(values: Values) -> Array:
     """Return an array with one item per row; for rows of different lengths, an array of arrays."""
     if isinstance(values, SparseRows):
         return values.dense()
-    if isinstance(values, Ragged):
-        cells = np.empty(len(values), object)
-        for place, row in enumerate(values.rows()):
-            cells[place] = row
-        return cells
-    return values
+    return cells_of(values) if isinstance(values, Ragged) else values

@@ -3,16 +3,19 @@
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike
 
 from farandole.data.formats.fields import FieldOptions, plan_fields
 from farandole.data.loading.rounds import Columns
-from farandole.data.loading.values import Ragged, SparseRows, Values
+from farandole.data.loading.values import Array, Ragged, SparseRows, Values
 from farandole.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["TransformSpec", "edit_field", "transform_schema"]
 
@@ -23,8 +26,8 @@ _STORED = (datetime.date, datetime.timedelta, Decimal)
 
 
 def edit_field(
-    name: str, numpy_dtype: Any, shape: tuple[int | None, ...], nullable: bool = False
-) -> tuple[str, Any, tuple[int | None, ...], bool]:
+    name: str, numpy_dtype: DTypeLike, shape: tuple[int | None, ...], nullable: bool = False
+) -> tuple[str, DTypeLike, tuple[int | None, ...], bool]:
     """Return an item of `edit_fields`; None in `shape` stands for any length."""
     return name, numpy_dtype, shape, nullable
 
@@ -78,7 +81,7 @@ class TransformSpec:
             return self._chosen(columns)
         return self._chosen({name: self.column(name, [row[name] for row in made]) for name in made[0]})
 
-    def column(self, name: str, cells: list[Any]) -> Values:
+    def column(self, name: str, cells: list[object]) -> Values:
         """Return a column's cells, one per row, as an array of the type and shape in `edit_fields`, if it has them."""
         wanted = self.edit_fields.get(name)
         # Texts and bytes are objects, as in columns that are read.
@@ -98,7 +101,7 @@ class TransformSpec:
             return field.values(table[name])
         return np.array(cells, kind)
 
-    def _from_series(self, name: str, series: Any, given: Values | None) -> Values:
+    def _from_series(self, name: str, series: "pd.Series", given: Values | None) -> Values:
         """Return a frame's column with its dtype there; times have the unit of `given`, the column before."""
         if getattr(series.dtype, "tz", None) is not None:
             series = series.dt.tz_convert(None)
@@ -108,7 +111,7 @@ class TransformSpec:
         # NaN is a value, and objects are the function's own. Integers would become floats where some are missing.
         if missing and series.dtype.kind != "f" and series.dtype != object:
             raise DataError(name, f"the transform gives no value for {missing} of {len(series)} rows; fill them in it")
-        values: NDArray[Any] = series.to_numpy()
+        values: Array = series.to_numpy()
         if values.dtype.kind == "O":
             return self.column(name, series.to_list())
         if isinstance(given, np.ndarray) and values.dtype.kind == given.dtype.kind and values.dtype.kind in "mM":
@@ -144,7 +147,7 @@ def transform_schema(schema: pa.Schema, transform_spec: TransformSpec) -> pa.Sch
     return pa.schema(transform_spec._chosen(fields).values())
 
 
-def _cells(values: Values) -> NDArray[Any] | list[NDArray[Any]]:
+def _cells(values: Values) -> Array | list[Array]:
     """Return one cell per row, for a frame's column or a row's dictionary."""
     if isinstance(values, Ragged):
         return values.rows()

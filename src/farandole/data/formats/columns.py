@@ -4,16 +4,26 @@ import difflib
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
 from farandole.data.formats.fields import is_held
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["check_names", "columns_by_pattern", "columns_to_read"]
+__all__ = ["SchemaField", "check_names", "columns_by_pattern", "columns_to_read"]
 
 log = logging.getLogger(__name__)
+
+
+class HasName(Protocol):
+    """A field of Arrow's or Petastorm's schema."""
+
+    @property
+    def name(self) -> str: ...
+
+
+SchemaField: TypeAlias = str | HasName
 
 
 def check_names(schema: pa.Schema, names: Iterable[str]) -> None:
@@ -42,7 +52,7 @@ def columns_to_read(schema: pa.Schema, asked: Sequence[str] | None, *, warn: boo
     return held
 
 
-def columns_by_pattern(schema: pa.Schema, asked: Sequence[Any] | None, *, warn: bool) -> list[str]:
+def columns_by_pattern(schema: pa.Schema, asked: Sequence[SchemaField] | None, *, warn: bool) -> list[str]:
     """Return the columns that `asked` chooses by name, or by regular expression among those that tensors hold."""
     if asked is None:
         return columns_to_read(schema, None, warn=warn)

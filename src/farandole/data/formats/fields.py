@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from farandole.data.formats.decimals import nearest_floats
 from farandole.data.formats.images import decode_images, images_in, is_image
 from farandole.data.formats.schemas import axes_of, is_binary, is_text, plain_type
-from farandole.data.loading.values import Ragged, SparseRows, Values, cells_of, check_exact
+from farandole.data.loading.values import Array, Ragged, SparseRows, Values, cells_of, check_exact
 from farandole.errors import ConfigError, DataError
 
 __all__ = ["Field", "FieldOptions", "is_held", "is_vector", "lengths_in_rows", "plan_fields"]
@@ -92,7 +91,7 @@ class Field(ABC):
         cells[column.is_valid().to_numpy(zero_copy_only=False)] = cells_of(self._convert(column.drop_null()))
         return cells
 
-    def _items(self, items: pa.Array) -> NDArray[Any]:
+    def _items(self, items: pa.Array) -> Array:
         """Convert the items of arrays."""
         if items.null_count and not self.lenient:
             raise DataError(self.name, f"{items.null_count} items of its arrays are null; fill them before")
@@ -115,7 +114,7 @@ class Objects(Field):
     """Texts and bytes, as arrays of Python objects."""
 
     def _convert(self, column: pa.Array) -> Values:
-        found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        found: Array = column.to_numpy(zero_copy_only=False)
         return found
 
 
@@ -330,7 +329,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 
 
-def _spell_range(numbers: NDArray[Any]) -> str:
+def _spell_range(numbers: Array) -> str:
     least, most = numbers.min(), numbers.max()
     return f"{least}" if least == most else f"{least} to {most}"
 
@@ -351,7 +350,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests) and not pa.types.is_interval(kind)
 
 
-def _numbers(column: pa.Array) -> NDArray[Any]:
+def _numbers(column: pa.Array) -> Array:
     if pa.types.is_decimal(column.type):
         return nearest_floats(column)
     if pa.types.is_time(column.type):
@@ -359,7 +358,7 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
     if pa.types.is_date64(column.type):
         column = column.cast(pa.timestamp("ms"))
     plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-    found: NDArray[Any] = _view(column) if plain else column.to_numpy(zero_copy_only=False)
+    found: Array = _view(column) if plain else column.to_numpy(zero_copy_only=False)
     if found.flags.writeable or not column.buffers()[1].is_mutable:
         return found
     # Arrow makes all views read-only, but this memory came from a decoder and has no other user.
@@ -367,21 +366,21 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
     return whole[column.offset : column.offset + len(column)]
 
 
-def _view(column: pa.Array) -> NDArray[Any]:
+def _view(column: pa.Array) -> Array:
     """Return a view of integers or floats without nulls.
 
     Uses DLPack: Arrow's `to_numpy` imports pandas, which takes longer than everything else that a rank needs to get a
     DataFrame's rows."""
-    view: NDArray[Any] = np.from_dlpack(column)
+    view: Array = np.from_dlpack(column)
     return view
 
 
-def _ragged(column: pa.Array, convert: Callable[[pa.Array], NDArray[Any]]) -> Ragged:
+def _ragged(column: pa.Array, convert: Callable[[pa.Array], Array]) -> Ragged:
     offsets = _view(column.offsets).astype(np.int64)
     return Ragged(convert(column.flatten()), offsets - offsets[0])
 
 
-def _numbers_or_nulls(name: str, column: pa.Array) -> NDArray[Any]:
+def _numbers_or_nulls(name: str, column: pa.Array) -> Array:
     """Return numbers with NaN, times with NaT, or booleans with None for nulls; integers become float64."""
     if pa.types.is_floating(column.type):
         return _numbers(column.fill_null(pa.scalar(math.nan, column.type)))

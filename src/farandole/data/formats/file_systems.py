@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import fsspec
@@ -18,14 +19,17 @@ from farandole.data.formats.partitions import base_of
 from farandole.data.formats.places import files_below, has_signs, inner_path
 from farandole.data.formats.row_groups import File
 from farandole.data.formats.source import Source
+from farandole.data.loading.agreement import Gather, from_first, place_in, together
 from farandole.data.stores.far_files import list_places, look_at, range_client
 from farandole.data.stores.ranges import RangeClient, RangeFile, Span, changed_file, difference_of
-from farandole.data.stores.urls import open_url, open_urls
+from farandole.data.stores.urls import is_local, open_url, open_urls
 from farandole.data.tables.marks import is_web, refuse_listed_table, refuse_table_above
 from farandole.errors import FarandoleError, SourceError
 from farandole.masking import hide_cause, mask, secret_values
 
-__all__ = ["Files", "FilesSource", "OpenFile"]
+__all__ = ["Files", "FilesSource", "OpenFile", "open_and_find"]
+
+T = TypeVar("T")
 
 # Threads that request sizes and marks of remote files; they wait most of the time.
 _LOOKERS = 16
@@ -220,9 +224,8 @@ class Files:
             found = self._read_parts([(file, first, last)])[0]
             if isinstance(found, OSError):
                 raise found
-        data, now = found
-        self._compare(file, now)
-        return data
+        self._compare(file, found[1])
+        return found[0]
 
     def read_each(self, parts: Sequence[tuple[File, int, int]]) -> list[bytes | None]:
         """Return the bytes of each part as `read_here` does, but None where it would raise an error."""
@@ -242,17 +245,14 @@ class Files:
     @contextmanager
     def reading(self, file: File) -> Iterator[None]:
         """Turn errors of the body, which reads `file`, into a `SourceError`."""
-        try:
-            yield
-        except FileNotFoundError as error:
-            problem = self.gone or "has vanished since it was listed; open the data again"
-            raise SourceError(file.path, problem) from hide_cause(error)
-        except FarandoleError:
-            raise
-        except Exception as error:  # each file system has error classes of its own
+
+        def explain() -> None:
             if file.size >= 0:  # else it was not listed, and cannot be compared
                 self.check([file])  # if the file has changed, that explains the error better
-            raise self._failure(file.path, "cannot be read", error) from hide_cause(error, *self._secrets)
+
+        missing = "has vanished since it was listed; open the data again"
+        with self.translating(file.path, "cannot be read", missing, explain):
+            yield
 
     @contextmanager
     def _opened(self, file: File) -> Iterator[pa.NativeFile]:
@@ -267,31 +267,34 @@ class Files:
             with self.fs.open(file.path, "rb") as stream, pa.PythonFile(stream, mode="r") as opened:
                 yield opened
 
-    @property
-    def _secrets(self) -> list[str]:
-        return secret_values(self.fs.storage_options)
-
-    def _failure(self, path: str, problem: str, error: Exception) -> SourceError:
-        """Return an error with the text of the file system's error, without secrets."""
-        return SourceError(path, mask(f"{problem}: {error}", *self._secrets))
-
     @contextmanager
-    def translating(self, path: str) -> Iterator[None]:
-        """Turn the file system's errors in the body into a `SourceError` for `path`."""
+    def translating(
+        self,
+        path: str,
+        problem: str = "cannot be looked at",
+        missing: str = "is not there, or has vanished since it was listed",
+        explain: Callable[[], None] = lambda: None,
+    ) -> Iterator[None]:
+        """Turn the file system's errors in the body into a `SourceError` for `path`, after a call of `explain`.
+
+        The error has `problem` and the file system's text without secrets, or `missing` for a file that is not there,
+        unless `gone` is set."""
         try:
             yield
         except FarandoleError:
             raise
         except FileNotFoundError as error:
-            problem = self.gone or "is not there, or has vanished since it was listed"
-            raise SourceError(path, problem) from hide_cause(error)
+            raise SourceError(path, self.gone or missing) from hide_cause(error)
         except Exception as error:  # each file system has error classes of its own
-            raise self._failure(path, "cannot be looked at", error) from hide_cause(error, *self._secrets)
+            explain()
+            secrets = secret_values(self.fs.storage_options)
+            raise SourceError(path, mask(f"{problem}: {error}", *secrets)) from hide_cause(error, *secrets)
 
     def _look(self, path: str) -> File:
         with self.translating(path):
             if self.local:
-                return _local_file(path, os.stat(path))  # follows links: a link does not change when its target does
+                now = os.stat(path)  # follows links: a link does not change when its target does
+                return File(path, now.st_size, str(now.st_mtime_ns))
             found = self.fs.info(path)
         marks = (found.get(name) for name in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"))
         return File(path, int(found["size"]), str(next((mark for mark in marks if mark is not None), "")))
@@ -358,6 +361,24 @@ class Files:
         return chosen if chosen or growing else found
 
 
+def open_and_find(
+    urls: str | Sequence[str],
+    options: Mapping[str, object] | None,
+    find: Callable[[Files], T],
+    gather: Gather | None,
+) -> tuple[Files, T]:
+    """Open the store of `urls`, and return it with the result of `find`; collective with `gather`.
+
+    In a store, rank 0 calls `find` for all ranks. If it fails on one rank, all ranks raise as `together` does."""
+    first = urls if isinstance(urls, str) else next(iter(urls), "")
+    if gather is None or is_local(urls, options):  # a local folder may be on each host's own disk
+        opened = together(lambda: Files.at(first, options), gather)
+        return opened, together(lambda: find(opened), gather)
+    rank, _ = place_in(gather)
+    opened = together(lambda: Files.at(first, options, warn=rank == 0), gather)
+    return opened, from_first(lambda: find(opened), gather, rank)
+
+
 class FilesSource(Source):
     """A source that reads the files `_listed` of the file system `_files` itself."""
 
@@ -367,15 +388,11 @@ class FilesSource(Source):
     @property
     def in_flight(self) -> int:
         """See `Source.in_flight`."""
-        return self._files.client.flight.most if self._files.client is not None else 0
+        return self._files.client.limiter.most if self._files.client is not None else 0
 
     def check(self) -> None:
         """Raise `SourceError` if a file has changed or vanished since it was opened."""
         self._files.check(self._listed)
-
-
-def _local_file(path: str, found: os.stat_result) -> File:
-    return File(path, found.st_size, str(found.st_mtime_ns))
 
 
 def _is_note(path: str, folder: str) -> bool:

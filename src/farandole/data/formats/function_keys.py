@@ -25,7 +25,7 @@ _INSIDE: dict[type, tuple[str, ...]] = {
 }
 
 
-def key_of(function: Callable[..., Any]) -> str:
+def key_of(function: Callable[..., object]) -> str:
     """Return a digest of a function: of its code, its defaults, and the values that it refers to, functions included.
 
     Imported functions count with their names, their code, and the plain values and functions of their own modules;
@@ -136,9 +136,8 @@ def _plain(value: Any) -> str | None:
 
 def _bytes_of(tensor: Any) -> bytes:
     """Return the bytes of a tensor of torch, each of whose pickles has another number."""
-    torch: Any = sys.modules["torch"]
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten()
-    content: bytes = flat.view(torch.uint8).numpy().tobytes()
+    content: bytes = flat.view(sys.modules["torch"].uint8).numpy().tobytes()
     return content
 
 

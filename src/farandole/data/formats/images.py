@@ -2,14 +2,13 @@
 
 import io
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from farandole.data.formats.schemas import is_binary, is_text
-from farandole.data.loading.values import empty_aligned
+from farandole.data.loading.values import Array, empty_aligned
 from farandole.errors import DataError
 from farandole.extras import importing
 
@@ -21,7 +20,7 @@ _WIDE = ("I;16", "I;16B", "I;16L", "I;16N")
 _WIDE_AS_INTEGERS = ("PNG", "PPM")  # whose gray images of 16 bits have mode "I"; of PNG only before Pillow 11
 
 
-def decode_image(data: bytes, column: str, size: tuple[int, int] | None, *, orient: bool = True) -> NDArray[Any]:
+def decode_image(data: bytes, column: str, size: tuple[int, int] | None, *, orient: bool = True) -> Array:
     """Return an image as uint8[height, width, 3], resized to `size` = (height, width) if given.
 
     Of 16 bits per channel the upper eight are kept, transparency is dropped, and of several frames the first is taken.
@@ -75,9 +74,7 @@ def decode_images(
     return made
 
 
-def images_in(
-    column: pa.StructArray, name: str, size: tuple[int, int] | None, *, orient: bool
-) -> Iterator[NDArray[Any]]:
+def images_in(column: pa.StructArray, name: str, size: tuple[int, int] | None, *, orient: bool) -> Iterator[Array]:
     """Yield the images of column `name`, whose type `is_image`, as `decode_image` returns them.
 
     Raises `DataError` naming the row, also for an image without bytes."""

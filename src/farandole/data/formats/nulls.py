@@ -1,11 +1,9 @@
 """Nulls, and arrays of other lengths, that a transform gets and must not leave."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from farandole.data.loading.values import Ragged, SparseRows, Values
+from farandole.data.loading.values import Array, Ragged, SparseRows, Values
 from farandole.errors import DataError
 
 __all__ = ["nulls_in", "settled"]
@@ -47,5 +45,5 @@ def settled(name: str, given: Values, nulls: NDArray[np.bool_] | None, made: Val
     return Ragged(filled, made.offsets) if isinstance(made, Ragged) else filled
 
 
-def _plain(values: Values) -> NDArray[Any]:
+def _plain(values: Values) -> Array:
     return values.values if isinstance(values, Ragged | SparseRows) else values

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +16,9 @@ from farandole.data.formats.partitions import add_partitions, partition_fields, 
 from farandole.data.formats.pruning import Bounds, bounded_kind
 from farandole.data.formats.row_groups import File, RowGroup, RowGroups
 from farandole.data.formats.schemas import CommonSchema, one_schema, with_types
-from farandole.data.loading.agreement import Gather, from_first, place_in, together
-from farandole.data.stores.flight import MOST_IN_FLIGHT
+from farandole.data.loading.agreement import Gather, from_first, place_in, shared_out, together
 from farandole.data.stores.ranges import Span
+from farandole.data.stores.request_limiter import MOST_IN_FLIGHT
 
 __all__ = ["ParquetFiles", "spans_of"]
 
@@ -32,17 +31,17 @@ class ParquetFiles(FilesSource):
 
     Files that a `_metadata` file in their folder describes are not opened. Folders below `base` name columns.
 
-    With `gather`, all ranks must get the same files of a store; each rank opens some of them, and the ranks exchange
-    the footers. Raises `SourceError` for files that are not Parquet or are encrypted. Methods raise `DataError` for
-    columns that differ between files."""
+    With `gather`, making it is collective: if a file cannot be opened on one rank, all ranks raise. They must get the
+    same files of a store; each rank opens some of them, and the ranks exchange the footers. Raises `SourceError` for
+    files that are not Parquet or are encrypted. Methods raise `DataError` for columns that differ between files."""
 
     def __init__(self, files: Files, listed: Sequence[File], base: str, gather: Gather | None = None) -> None:
         self._files, self._base = files, base
-        opened = self._open_all(listed, gather if files.client is not None else None)
+        opened = self._open_all(listed, gather)
         self._listed, footers = [file for file, _ in opened], [footer for _, footer in opened]
         self._footers = {file.path: footer for file, footer in zip(self._listed, footers, strict=True)}
         own = one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
-        self._known_leaves: tuple[Sequence[str], Any, list[int]] | None = None  # of the latest footer
+        self._known_leaves: tuple[Sequence[str], pq.ParquetSchema, list[int]] | None = None  # of the latest footer
         self._schemas: dict[tuple[str, ...], pa.Schema] = {}
         paths = [file.path for file in self._listed]
         self._partitions, problems = partition_fields(paths, frozenset(own.schema.names), base)
@@ -148,18 +147,19 @@ class ParquetFiles(FilesSource):
 
     def _open_all(self, listed: Sequence[File], gather: Gather | None) -> list[tuple[File, Footer]]:
         """Return each file, as it was when its footer was read, and the footer; collective with `gather`."""
-        rank, size = place_in(gather) if gather is not None else (0, 1)
+        shared = self._files.client is not None
 
         def summary_here() -> list[Summary]:
             found = read_summary(self._files, listed)
             return [] if found is None else [found]
 
-        summaries = summary_here() if gather is None else from_first(summary_here, gather, rank)
+        if shared and gather is not None:
+            summaries = from_first(summary_here, gather, place_in(gather)[0])
+        else:
+            summaries = together(summary_here, gather)
         known = footers_in(summaries[0], listed, local=self._files.local) if summaries else {}
         unknown = [file for file in listed if file.path not in known]
-        mine = together(lambda: self._open_some(unknown[rank::size]), gather)
-        parts = [mine] if gather is None else gather(mine)
-        opened = iter([parts[place % size][place // size] for place in range(len(unknown))])
+        opened = iter(shared_out(unknown, self._open_some, gather, shared=shared))
         made = []
         for file in listed:
             if file.path in known:
@@ -190,7 +190,7 @@ def spans_of(footer: Footer | pq.FileMetaData, row_groups: Iterable[int], column
     return [span for number in row_groups for span in _spans_in(footer.row_group(number), leaves)]
 
 
-def _spans_in(row_group: Any, leaves: Iterable[int]) -> list[Span]:
+def _spans_in(row_group: pq.RowGroupMetaData, leaves: Iterable[int]) -> list[Span]:
     spans = []
     for leaf in leaves:
         chunk = row_group.column(leaf)

@@ -4,7 +4,6 @@ import logging
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,11 +35,11 @@ class Footer:
         return int(self.whole.num_columns)
 
     @property
-    def schema(self) -> Any:
+    def schema(self) -> pq.ParquetSchema:
         """The schema of Parquet."""
         return self.whole.schema
 
-    def row_group(self, number: int) -> Any:
+    def row_group(self, number: int) -> pq.RowGroupMetaData:
         """Return the metadata of the file's row group `number`."""
         return self.whole.row_group(self.first + number)
 

@@ -25,10 +25,8 @@ def texts_of(places: Places) -> str | list[str]:
 
     Calling `__fspath__` of those would download all files. Raises `ConfigError` for an object that is neither a place
     nor a collection of places."""
-    if isinstance(places, str | os.PathLike):
+    if isinstance(places, str | os.PathLike | bytes | bytearray | Mapping) or not isinstance(places, Iterable):
         return text_of(places)
-    if not isinstance(places, Iterable) or isinstance(places, bytes | bytearray | Mapping):
-        raise _no_place(places)
     return [text_of(each) for each in places]
 
 
@@ -37,12 +35,8 @@ def text_of(place: Place) -> str:
     if isinstance(place, str):
         return place
     if not isinstance(place, os.PathLike):
-        raise _no_place(place)
+        raise ConfigError("url", f"must be a URL or a path, not {type(place).__name__}")
     return str(getattr(place, "remote_source", None) or os.fspath(place))
-
-
-def _no_place(found: object) -> ConfigError:
-    return ConfigError("url", f"must be a URL or a path, not {type(found).__name__}")
 
 
 def local_path(url: str) -> str | None:

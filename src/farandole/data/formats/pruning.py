@@ -1,8 +1,8 @@
 """Pruning of row groups whose least and greatest values show that no row can satisfy a condition."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ __all__ = ["Bounds", "Condition", "bounded_kind", "may_hold", "rows_that_hold"]
 
 _ROW = "farandole row"
 
-Condition: TypeAlias = tuple[str, str, Any]  # ("age", ">=", 18), as pyarrow's readers take them
+Condition: TypeAlias = tuple[str, str, object]  # ("age", ">=", 18), as pyarrow's readers take them
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def may_hold(condition: Condition, bounds: Bounds, rows: Sequence[int]) -> NDArr
     Arrow compares bounds as it compares rows; its implicit casts never reverse the order of two values.
     """
     name, operator, value = condition
-    listed = list(value) if operator == "in" else [value]
+    listed = list(value) if operator == "in" and isinstance(value, Iterable) else [value]
     floating = pa.types.is_floating(bounds.least.type)
     if any(each is None for each in listed):
         return np.ones(len(rows), bool)

@@ -2,13 +2,12 @@
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from farandole.data.loading.values import LARGE_ROW, LooseRows, ValuesOrLoose, join_values
+from farandole.data.loading.values import LARGE_ROW, Array, LooseRows, ValuesOrLoose, join_values
 from farandole.errors import DataError
 
 __all__ = ["Stack", "check_columns", "column_of", "columns_of", "first_values", "numbers_of", "schema_of"]
@@ -19,7 +18,7 @@ _NUMBERS = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8
 _DTYPES = {pa.from_numpy_dtype(code): np.dtype(code) for code in _NUMBERS}
 
 
-def schema_of(samples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pa.Schema:
+def schema_of(samples: Sequence[Mapping[str, object]], names: Sequence[str]) -> pa.Schema:
     """Return the columns of the first decoded samples, of types that hold their numbers; `names` are for errors.
 
     A column holds numbers, texts, bytes, or arrays of numbers. Raises `DataError` for other values."""
@@ -35,15 +34,15 @@ def schema_of(samples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pa.
     return pa.schema(fields)
 
 
-def first_values(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def first_values(samples: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Return the first value of each column that is not null."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for sample in samples:
         found = {key: value for key, value in sample.items() if value is not None} | found
     return found
 
 
-def columns_of(samples: Sequence[Mapping[str, Any]], names: Sequence[str], schema: pa.Schema) -> pa.Table:
+def columns_of(samples: Sequence[Mapping[str, object]], names: Sequence[str], schema: pa.Schema) -> pa.Table:
     """Make a table of decoded samples, which have the columns of `schema`.
 
     Raises `DataError` naming column and sample for a value that the column's type does not hold exactly."""
@@ -51,7 +50,7 @@ def columns_of(samples: Sequence[Mapping[str, Any]], names: Sequence[str], schem
     return pa.table(arrays, schema=schema)
 
 
-def check_columns(sample: Mapping[str, Any], name: str, schema: pa.Schema, columns: Collection[str]) -> None:
+def check_columns(sample: Mapping[str, object], name: str, schema: pa.Schema, columns: Collection[str]) -> None:
     """Raise `DataError` if a sample lacks one of `columns`, or if these are all, and it has others."""
     for column in columns:
         if column not in sample:
@@ -62,7 +61,7 @@ def check_columns(sample: Mapping[str, Any], name: str, schema: pa.Schema, colum
         raise DataError(more, f"{name} has this column, but the first samples have not; {advice}")
 
 
-def _type_of(column: str, value: Any, name: str) -> pa.DataType:
+def _type_of(column: str, value: object, name: str) -> pa.DataType:
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
             raise DataError(
@@ -89,12 +88,12 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     return pa.from_numpy_dtype(np.result_type(_DTYPES[one], _DTYPES[other]))
 
 
-def column_of(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> pa.Array:
+def column_of(values: Sequence[object], names: Sequence[str], field: pa.Field) -> pa.Array:
     """Make one column of the samples' values; raises as `columns_of` does."""
     if not pa.types.is_nested(field.type):
         return _scalars(values, names, field)
     shape, _ = _shape_of(field.type)
-    flats = [array.reshape(-1) for array in _alike(values, names, field)]
+    flats = [array.reshape(-1) for array in _arrays_like(values, names, field)]
     flat = flats[0] if len(flats) == 1 else np.concatenate(flats)
     if shape is None:
         ends = np.cumsum([0, *map(len, flats)], dtype=np.int32)
@@ -115,9 +114,9 @@ class Stack:
         self._field = field
         self._loose = LooseRows([])
 
-    def add(self, value: Any, name: str) -> None:
+    def add(self, value: object, name: str) -> None:
         """Add the array of sample `name`; raises as `columns_of` does."""
-        (array,) = _alike([value], [name], self._field)
+        (array,) = _arrays_like([value], [name], self._field)
         self._loose.single.append((array if _is_immutable(array) else array.copy())[np.newaxis])
 
     def rows(self) -> ValuesOrLoose:
@@ -125,14 +124,14 @@ class Stack:
         return self._loose if self._loose.single[0].nbytes >= LARGE_ROW else join_values([self._loose])
 
 
-def _is_immutable(array: NDArray[Any]) -> bool:
+def _is_immutable(array: Array) -> bool:
     owner: object = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
     return isinstance(owner, bytes)
 
 
-def numbers_of(values: Sequence[Any], kind: pa.DataType) -> NDArray[Any] | None:
+def numbers_of(values: Sequence[object], kind: pa.DataType) -> Array | None:
     """Return Python's numbers as an array; None for other types and too large numbers, which Arrow must convert."""
     if kind not in _DTYPES or not _are_plain(values, kind):
         return None
@@ -142,7 +141,7 @@ def numbers_of(values: Sequence[Any], kind: pa.DataType) -> NDArray[Any] | None:
         return None
 
 
-def _alike(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> list[NDArray[Any]]:
+def _arrays_like(values: Sequence[object], names: Sequence[str], field: pa.Field) -> list[Array]:
     shape, kind = _shape_of(field.type)
     arrays = [np.asarray(value) for value in values]
     for array, name in zip(arrays, names, strict=True):
@@ -168,48 +167,35 @@ def _shape_of(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
     return tuple(shape), kind
 
 
-def _scalars(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> pa.Array:
+def _scalars(values: Sequence[object], names: Sequence[str], field: pa.Field) -> pa.Array:
     kind = field.type
-    if not _are_plain(values, kind):
-        # Arrow would round floating-point numbers, cut them to integers, and make numbers of booleans.
-        for value, name in zip(values, names, strict=True):
-            if value is not None and not _holds(kind, value):
-                raise _unlike(value, name, field)
-    try:
-        return pa.array(values, kind)
-    except (pa.ArrowException, OverflowError) as error:
-        for value, name in zip(values, names, strict=True):
-            try:
-                pa.array([value], kind)
-            except (pa.ArrowException, OverflowError):
-                raise _unlike(value, name, field) from error
-        raise
+    if _are_plain(values, kind):
+        with suppress(pa.ArrowException, OverflowError):  # raised below, naming the sample
+            return pa.array(values, kind)
+    for value, name in zip(values, names, strict=True):
+        if value is not None and not _holds(kind, value):
+            found = f"{name} has {value!r:.60} of type {type(value).__name__}"
+            problem = f"{found}, which {kind}, the type of the first samples, does not hold exactly"
+            raise DataError(field.name, f"{problem}; make them alike in decode: float(...), int(...) or str(...)")
+    return pa.array(values, kind)
 
 
-def _are_plain(values: Sequence[Any], kind: pa.DataType) -> bool:
+def _are_plain(values: Sequence[object], kind: pa.DataType) -> bool:
     """Return whether all values are of the Python type that is the same as `kind`."""
     plain = _PLAIN.get(kind)
     return plain is not None and all(type(value) is plain for value in values)
 
 
-def _holds(kind: pa.DataType, value: Any) -> bool:
-    """Return whether a column of `kind` holds a value without loss; Arrow checks the range of integers."""
+def _holds(kind: pa.DataType, value: object) -> bool:
+    """Return whether a column of `kind` holds a value without loss."""
     plain = value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
-    if not pa.types.is_integer(kind) and not pa.types.is_floating(kind):
-        return isinstance(plain, _PLAIN.get(kind, object))
-    if isinstance(plain, bool) or not isinstance(plain, int | float):
+    # Arrow would make integers of floating-point numbers, and numbers of booleans.
+    allowed = (
+        (int, float) if pa.types.is_floating(kind) else int if pa.types.is_integer(kind) else _PLAIN.get(kind, object)
+    )
+    if not isinstance(plain, allowed) or isinstance(plain, bool) != pa.types.is_boolean(kind):
         return False
-    if pa.types.is_integer(kind):
-        return isinstance(plain, int)
     try:
-        with np.errstate(over="ignore"):
-            same = float(_DTYPES[kind].type(plain))
-    except OverflowError:
+        return bool(plain != plain or pa.scalar(value, kind).as_py() == plain)
+    except (pa.ArrowException, OverflowError):
         return False
-    return same == plain or plain != plain
-
-
-def _unlike(value: Any, name: str, field: pa.Field) -> DataError:
-    found = f"{name} has {value!r:.60} of type {type(value).__name__}"
-    problem = f"{found}, which {field.type}, the type of the first samples, does not hold exactly"
-    return DataError(field.name, f"{problem}; make them alike in decode: float(...), int(...) or str(...)")

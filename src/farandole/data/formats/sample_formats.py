@@ -6,9 +6,10 @@ import json
 import posixpath
 import re
 import tarfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from farandole.data.formats.compression import with_packed
 from farandole.data.formats.images import decode_image
@@ -17,7 +18,8 @@ from farandole.errors import DataError, SourceError
 __all__ = ["FORMATS", "Block", "Decode", "Format", "Images", "Json", "Shards", "format_of", "make_format"]
 
 # Function from a sample, as its format yields it, to the sample's columns.
-Decode: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
+Sample: TypeAlias = dict[str, Any]
+Decode: TypeAlias = Callable[[Sample], Mapping[str, object]]
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 # Samples, and bytes, after which a block ends.
@@ -42,50 +44,42 @@ class Block:
     line: int = 0
 
 
-class Format(Protocol):
-    """Format in which files hold samples. Can be pickled."""
+@dataclass(frozen=True)
+class Format(ABC):
+    """Format in which files hold samples. Can be pickled.
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """Suffixes of its files, in lower case; empty: any."""
-        ...
+    `suffixes` are those of its files, in lower case; empty: any. If `whole`, each file is one sample, and no file is
+    opened to find samples."""
 
-    @property
-    def whole(self) -> bool:
-        """True if each file is one sample; then no file is opened to find samples."""
-        ...
+    suffixes: tuple[str, ...] = ()
+    whole: bool = False
 
+    @abstractmethod
     def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:
         """Return the blocks of a file's samples; raises `SourceError` naming the file."""
-        ...
 
-    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
+    @abstractmethod
+    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, Sample]]:
         """Yield name and content of each sample in a block's bytes."""
-        ...
 
-    def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
-        """Return the columns of a sample; used if the user gives no function."""
-        ...
+    def decode(self, sample: Sample) -> Mapping[str, object]:
+        """Return the columns of a sample, by default its items; used if the user gives no function."""
+        return sample
 
 
 @dataclass(frozen=True)
-class Whole:
+class Whole(Format):
     """Each file is a sample: {"path": ..., "data": its bytes}."""
 
-    suffixes: tuple[str, ...] = ()
     whole: bool = True
 
     def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:
         """Return the only block."""
         return [Block(1)]
 
-    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
+    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, Sample]]:
         """Yield the file."""
         yield path, {"path": path, "data": data}
-
-    def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
-        """Return path and bytes."""
-        return sample
 
 
 @dataclass(frozen=True)
@@ -99,23 +93,22 @@ class Images(Whole):
     orient: bool = True
     suffixes: tuple[str, ...] = IMAGES
 
-    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
+    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, Sample]]:
         """Yield the file, with its class's number as "label" and name as "class"."""
         name = posixpath.basename(posixpath.dirname(path))
         yield path, {"path": path, "data": data, "label": self.classes.index(name), "class": name}
 
-    def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
+    def decode(self, sample: Sample) -> Mapping[str, object]:
         """Return the image as uint8[height, width, 3], and its label."""
         image = decode_image(sample["data"], "image", self.size, orient=self.orient)
         return {"image": image, "label": sample["label"]}
 
 
 @dataclass(frozen=True)
-class Lines:
+class Lines(Format):
     """Each line is a sample: {"text": ...}, without the line's end."""
 
     suffixes: tuple[str, ...] = with_packed(".txt", ".text")
-    whole: bool = False
     _advice: ClassVar = "text must be UTF-8"
 
     def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:
@@ -132,7 +125,7 @@ class Lines:
                 first, rows, before = place, 0, number
         return [*found, Block(rows, first, place, before)] if rows else found
 
-    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
+    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, Sample]]:
         """Yield the lines."""
         # Not `splitlines`, which also ends lines at other characters than line feeds.
         for number, line in enumerate(io.BytesIO(data), block.line + 1):
@@ -142,14 +135,10 @@ class Lines:
                 except (ValueError, RecursionError) as error:
                     raise SourceError(path, f"line {number} cannot be read: {error}; {self._advice}") from error
 
-    def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
-        """Return the line's values."""
-        return sample
-
     def _counts(self, line: bytes) -> bool:
         return True
 
-    def _parse(self, line: str) -> dict[str, Any]:
+    def _parse(self, line: str) -> Sample:
         return {"text": line}
 
 
@@ -163,7 +152,7 @@ class Json(Lines):
     def _counts(self, line: bytes) -> bool:
         return bool(line.strip())
 
-    def _parse(self, line: str) -> dict[str, Any]:
+    def _parse(self, line: str) -> Sample:
         found = json.loads(line)
         if not isinstance(found, dict):
             raise ValueError(f"it is a {type(found).__name__}")
@@ -171,14 +160,13 @@ class Json(Lines):
 
 
 @dataclass(frozen=True)
-class Shards:
+class Shards(Format):
     """Consecutive members of a tar file whose names agree up to the first dot are a sample.
 
     A sample is {"key": name, "jpg": bytes, "cls": bytes, ...}. Columns are "key" and the members' extensions: images as
     arrays, "cls" as an integer, "txt" and "text" as text, others as bytes."""
 
     suffixes: tuple[str, ...] = with_packed(".tar")
-    whole: bool = False
     size: tuple[int, int] | None = None
     orient: bool = True
 
@@ -198,10 +186,10 @@ class Shards:
             end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         return [*found, Block(rows, first, end)] if rows else found
 
-    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, dict[str, Any]]]:
+    def samples(self, data: bytes, path: str, block: Block) -> Iterator[tuple[str, Sample]]:
         """Yield the samples of a block, which begins with a member's header."""
         key = ""
-        sample: dict[str, Any] = {}
+        sample: Sample = {}
         for member, name, extension in self._members(io.BytesIO(data), path, part=True):
             if name != key and sample:
                 yield f"{key} in {path}", sample
@@ -215,9 +203,9 @@ class Shards:
         if sample:
             yield f"{key} in {path}", sample
 
-    def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
+    def decode(self, sample: Sample) -> Mapping[str, object]:
         """Return the columns, named by the members' extensions."""
-        made: dict[str, Any] = {}
+        made: Sample = {}
         for name, value in sample.items():
             if f".{name}" in IMAGES:
                 made[name] = decode_image(value, name, self.size, orient=self.orient)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
 from farandole.data.formats.compression import is_packed, unpack
 from farandole.data.formats.fields import Arrays, Field, Numbers
-from farandole.data.formats.file_systems import Files, FilesSource
+from farandole.data.formats.file_systems import Files, FilesSource, open_and_find
 from farandole.data.formats.function_keys import key_of
 from farandole.data.formats.places import Places, texts_of
 from farandole.data.formats.row_groups import File, RowGroup, RowGroups, rows_in
@@ -36,12 +36,14 @@ from farandole.data.formats.sample_formats import (
     format_of,
     make_format,
 )
-from farandole.data.loading.agreement import Gather, from_first, place_in, together
+from farandole.data.loading.agreement import Gather, shared_out, together
 from farandole.data.loading.values import Values, ValuesOrLoose
-from farandole.data.stores.flight import MOST_IN_FLIGHT
 from farandole.data.stores.ranges import Span
-from farandole.data.stores.urls import is_local
+from farandole.data.stores.request_limiter import MOST_IN_FLIGHT
 from farandole.errors import ConfigError, DataError, SourceError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 __all__ = ["FileSource", "Named", "files"]
 
@@ -91,19 +93,15 @@ def files(
         raise ConfigError("format", f"must be one of {', '.join(FORMATS)}, got {format!r}")
 
     asked = texts_of(urls)
-    first = asked if isinstance(asked, str) else next(iter(asked), "")
-    shared = None if is_local(first, options) else gather  # a local folder may be on each host's own disk
-    rank = 0 if shared is None else place_in(shared)[0]
-    opened = together(lambda: Files.at(first, options, warn=rank == 0), gather)
 
-    def find() -> list[File]:
+    def find(opened: Files) -> list[File]:
         listed = Files.find(asked, "", options, opened=opened)[1]
         chosen = [file for file in listed if _is_named(file.path, where)]
         if not chosen:
             raise SourceError(str(asked), "holds no file that `where` chooses")
         return chosen
 
-    listed = together(find, gather) if shared is None else from_first(find, shared, rank)
+    opened, listed = open_and_find(asked, options, find, gather)
     kind = format or format_of([file.path for file in listed])
     suffixes = FORMATS[kind]().suffixes if format is None or kind == "images" else ()
     if suffixes:
@@ -203,7 +201,7 @@ class FileSource(FilesSource):
             if isinstance(field, Arrays) and pa.types.is_fixed_size_list(kinds[field.name].type)
         }
         names: list[str] = []
-        others: dict[str, list[Any]] = {field.name: [] for field in fields if field.name not in stacks}
+        others: dict[str, list[object]] = {field.name: [] for field in fields if field.name not in stacks}
         for name, sample in self._decoded(row_group, content):
             check_columns(sample, name, self.schema, kinds)
             names.append(name)
@@ -218,7 +216,7 @@ class FileSource(FilesSource):
             for field in fields
         }
 
-    def _converted(self, field: Field, values: Sequence[Any], names: Sequence[str], kind: pa.Field) -> Values:
+    def _converted(self, field: Field, values: Sequence[object], names: Sequence[str], kind: pa.Field) -> Values:
         numbers = numbers_of(values, kind.type) if isinstance(field, Numbers) else None
         if numbers is not None:
             return numbers
@@ -231,7 +229,7 @@ class FileSource(FilesSource):
         """Check all files of known size; raises `SourceError` for one that has changed or vanished."""
         self._files.check([file for file in self._listed if file.size >= 0])
 
-    def _decoded(self, row_group: RowGroup, content: bytes | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _decoded(self, row_group: RowGroup, content: bytes | None = None) -> Iterator[tuple[str, Mapping[str, object]]]:
         """Yield name and columns of each sample."""
         file, block, count = row_group.file, self._block(row_group), 0
         data = self._bytes(file, *self._span(row_group)) if content is None else content
@@ -276,22 +274,15 @@ class FileSource(FilesSource):
 
     def _index(self, gather: Gather | None) -> Sequence[Sequence[Block]]:
         """Return the blocks of all files; with `gather`, ranks divide the files of a store."""
-        shared = gather if self._files.client is not None else None
-        rank, size = place_in(shared) if shared is not None else (0, 1)
 
-        def find() -> list[list[Block]]:
-            mine = self._listed[rank::size]
+        def find(mine: Sequence[File]) -> list[list[Block]]:
             threads = MOST_IN_FLIGHT if self._files.client is not None else _OPENERS
             if any(map(self._packed, mine)):
                 threads = _UNPACKERS
             with ThreadPoolExecutor(threads, thread_name_prefix="farandole-open") as pool:
                 return list(pool.map(self._blocks_of, mine))
 
-        mine = together(find, gather)
-        if shared is None:
-            return mine
-        parts = shared(mine)
-        return [parts[place % size][place // size] for place in range(len(self._listed))]
+        return shared_out(self._listed, find, gather, shared=self._files.client is not None)
 
     def _blocks_of(self, file: File) -> list[Block]:
         if self._packed(file):
@@ -329,7 +320,7 @@ class _Raw(io.RawIOBase):
     def tell(self) -> int:
         return int(self._stream.tell())
 
-    def readinto(self, buffer: Any, /) -> int:
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
         return int(self._stream.readinto(buffer))
 
 

@@ -7,7 +7,6 @@ import posixpath
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pyarrow as pa
 
@@ -134,10 +133,10 @@ def _read_header(message: bytes) -> tuple[int, int, int]:
     return kind, body, _field(message, table, 0, "<q") if kind == _RECORD_BATCH else 0
 
 
-def _field(message: bytes, table: int, number: int, form: str) -> Any:
+def _field(message: bytes, table: int, number: int, form: str) -> int:
     """Return a number in a table of a flatbuffer; 0 for an absent field, because zeros are not stored."""
     fields = table - struct.unpack_from("<i", message, table)[0]
     if 4 + 2 * number >= struct.unpack_from("<H", message, fields)[0]:
         return 0
     offset = struct.unpack_from("<H", message, fields + 4 + 2 * number)[0]
-    return struct.unpack_from(form, message, table + offset)[0] if offset else 0
+    return int(struct.unpack_from(form, message, table + offset)[0]) if offset else 0

@@ -127,7 +127,7 @@ def _include(predicate: Predicate, frames: bool, table: pa.Table) -> NDArray[np.
         import pandas as pd  # loads slowly, and only this needs it
 
         try:
-            made: Any = predicate.do_include(table.to_pandas())
+            made: object = predicate.do_include(table.to_pandas())
         except Exception as error:  # raised below if the predicate does not take single rows either
             refused = error
         else:
@@ -156,7 +156,7 @@ def _branches(where: object) -> list[list[Condition]]:
     return [[_condition(each) for each in branch] for branch in branches]
 
 
-def _condition(found: Any) -> Condition:
+def _condition(found: object) -> Condition:
     """Return `found` as a condition; raises `ConfigError`, with its text, if it is none."""
     if not isinstance(found, list | tuple) or len(found) != 3 or not isinstance(found[0], str):
         raise ConfigError("where", f"has {found!r}; a condition is a column, an operator and a value")

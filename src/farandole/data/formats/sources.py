@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from farandole.data.formats.file_systems import Files, FilesSource
+from farandole.data.formats.file_systems import Files, FilesSource, open_and_find
 from farandole.data.formats.parquet_files import ParquetFiles
 from farandole.data.formats.places import Places, texts_of
 from farandole.data.formats.row_groups import File, RowGroup
 from farandole.data.formats.schemas import one_schema, with_types
 from farandole.data.formats.source import DerivedSource
-from farandole.data.loading.agreement import Gather, from_first, place_in, together
+from farandole.data.loading.agreement import Gather, together
 from farandole.data.stores.urls import is_local
 from farandole.data.tables.folders import LoggedSource, TableFolder, find_table
 from farandole.data.tables.versions import at_version
@@ -61,47 +61,25 @@ def _open(
     *,
     verify: bool,
 ) -> ParquetFiles | LoggedSource:
-    first = urls if isinstance(urls, str) else next(iter(urls), "")
+    def find(files: Files) -> tuple[TableFolder | None, list[File], str]:
+        """Return a table's folder, or the files and their base; makes only requests that one rank can make for all."""
+        table = find_table(urls, options, files)
+        if table is None and version is not None:
+            raise ConfigError("version", f"is that of a table, and {mask(str(urls))} is none")
+        if table is not None:
+            return table, [], ""
+        return None, *Files.find(urls, ".parquet", options, opened=files)[1:]
 
-    def open_alone() -> ParquetFiles | LoggedSource:
-        files = replace(Files.at(first, options), verify=verify)
-        return _open_found(files, options, version, *_find(urls, options, version, files))
+    def open_all(gather: Gather | None) -> ParquetFiles | LoggedSource:
+        opened, (table, listed, base) = open_and_find(urls, options, find, gather)
+        files = replace(opened, verify=verify)
+        if table is not None:
+            return together(lambda: table.open(options, version, files), gather)
+        return ParquetFiles(files, listed, base, gather)
 
-    if gather is None or is_local(first, options):  # a local folder may be on each host's own disk
-        return together(open_alone, gather)
-    rank, _ = place_in(gather)
-    files = together(lambda: replace(Files.at(first, options, warn=rank == 0), verify=verify), gather)
-    table, listed, base = from_first(lambda: _find(urls, options, version, files), gather, rank)
-    if table is not None:
-        return together(lambda: _open_found(files, options, version, table, listed, base), gather)
-    return _open_found(files, options, version, table, listed, base, gather)
-
-
-def _find(
-    urls: str | Sequence[str], options: Mapping[str, object] | None, version: int | None, files: Files
-) -> tuple[TableFolder | None, list[File], str]:
-    """Return a table's folder, or the files and their base; makes only requests that one rank can make for all."""
-    table = find_table(urls, options, files)
-    if table is None and version is not None:
-        raise ConfigError("version", f"is that of a table, and {mask(str(urls))} is none")
-    if table is not None:
-        return table, [], ""
-    _, listed, base = Files.find(urls, ".parquet", options, opened=files)
-    return None, listed, base
-
-
-def _open_found(
-    files: Files,
-    options: Mapping[str, object] | None,
-    version: int | None,
-    table: TableFolder | None,
-    listed: Sequence[File],
-    base: str,
-    gather: Gather | None = None,
-) -> ParquetFiles | LoggedSource:
-    if table is not None:
-        return table.open(options, version, files)
-    return ParquetFiles(files, listed, base, gather)
+    if is_local(urls, options):
+        return together(lambda: open_all(None), gather)
+    return open_all(gather)
 
 
 class ArrowSource(FilesSource):

@@ -2,17 +2,18 @@
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from farandole.errors import ConfigError, FarandoleError, SourceError, spell_ranks
 from farandole.masking import mask
 
-__all__ = ["Gather", "agree", "from_first", "in_step", "place_in", "together"]
+__all__ = ["Gather", "agree", "from_first", "in_step", "place_in", "shared_out", "together"]
 
 MOST_AHEAD = 16  # items per exchange; its cost per item is then negligible
 AHEAD_BYTES = 1 << 20  # of items per exchange
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -56,6 +57,18 @@ def from_first(act: Callable[[], T], gather: Gather, rank: int) -> T:
     first = gather(made)[0]
     assert first is not None, "rank 0 has called it"
     return first
+
+
+def shared_out(
+    items: Sequence[A], make: Callable[[Sequence[A]], list[T]], gather: Gather | None, *, shared: bool
+) -> list[T]:
+    """Return what `make` makes of all items: each rank makes some for all ranks if they are `shared`, else all.
+
+    Collective with `gather`; if it fails on one rank, all ranks raise as `together` does."""
+    rank, size = place_in(gather) if gather is not None and shared else (0, 1)
+    mine = together(lambda: make(items[rank::size]), gather)
+    parts = gather(mine) if gather is not None and shared else [mine]
+    return [parts[place % size][place // size] for place in range(len(items))]
 
 
 def in_step(items: Iterator[T], gather: Gather | None, item_bytes: int) -> Iterator[T]:

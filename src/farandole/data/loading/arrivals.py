@@ -164,8 +164,6 @@ class Growing:
             return FileSource(opened, arrived.files, self._make_samples(format), self._decode, gather)
         files = stream_files(self._url, opened) if format == "stream" else opened
         base = base_of([self._folder()], paths, local=files.local)
-        if files.client is None:  # the folder may be on the local disk of each host
-            return together(lambda: ParquetFiles(files, arrived.files, base), gather)
         return ParquetFiles(files, arrived.files, base, gather)
 
     def _opened(self, *, warn: bool) -> Files:

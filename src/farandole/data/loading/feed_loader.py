@@ -65,8 +65,6 @@ class FeedLoader(Loader):
             raise ConfigError("gather", "is needed: ranks know only their own rows; hvd.allgather_object is one")
         if asked.processes:
             raise ConfigError("processes", "cannot read what only this process has; transform on threads")
-        if self._batch_size < 1:
-            raise ConfigError("batch_size", f"must be >= 1, got {self._batch_size}")
         agree("the loader", f"{self._settings()}, seed {asked.seed}, shuffle {asked.shuffle}", gather)
         options = asked.fields
         mine = together(lambda: look_at_share(self._source, columns, options, LANES_BYTES), gather)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from farandole.data.formats.row_groups import File, rows_in
 from farandole.data.formats.source import Source
@@ -21,6 +21,9 @@ from farandole.errors import ConfigError, DataError, SourceError
 __all__ = ["GrowingLoader"]
 
 _KEYS = {"loader", "generation", "files", "version", "format", "last", "seen", "columns"}
+
+
+GrowingState: TypeAlias = Mapping[str, Any]  # as `GrowingLoader.state_dict` returns it
 
 
 class GrowingLoader(Loader):
@@ -50,7 +53,7 @@ class GrowingLoader(Loader):
         report: Callable[[Metrics], None] | None = None,
         seed: int | None = None,
         wrap: Callable[[Source], Source] = lambda source: source,
-        state: Mapping[str, Any] | None = None,
+        state: GrowingState | None = None,
     ) -> None:
         if not isinstance(growing, Growing):
             raise ConfigError("growing", f"must be Growing(url, ...), got {growing!r}")
@@ -78,16 +81,6 @@ class GrowingLoader(Loader):
             seed=seed,
         )
         self._go_to(state)
-
-    @property
-    def rows(self) -> int:
-        """The number of rows of this generation, on all ranks together."""
-        return super().rows
-
-    @property
-    def epoch(self) -> int:
-        """The number of the generation that the next batch belongs to."""
-        return super().epoch
 
     def __len__(self) -> int:
         """Raise `TypeError`: more rows may arrive."""
@@ -124,7 +117,7 @@ class GrowingLoader(Loader):
             "columns": self._known_columns,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: GrowingState) -> None:
         """Continue from the state of another loader over the same data, with any number of ranks and any batch size.
 
         Raises `ConfigError` for the state of other data, `SourceError` for missing files."""
@@ -142,7 +135,7 @@ class GrowingLoader(Loader):
             raise DataError("", problem)
         self._known_columns = found
 
-    def _go_to(self, state: Mapping[str, Any] | None) -> None:
+    def _go_to(self, state: GrowingState | None) -> None:
         """Go to the state's position if it is of this generation, else to the first row."""
         if state is not None and state["generation"] == self._generation:
             super().load_state_dict(state["loader"])
@@ -166,7 +159,7 @@ class GrowingLoader(Loader):
             self._arrived = replace(self._arrived, last=found.last)
         return None
 
-    def _opened_at(self, state: Mapping[str, Any]) -> Source | None:
+    def _opened_at(self, state: GrowingState) -> Source | None:
         """Open the generation of a state, or the next one if the state is at its end."""
         if set(state) != _KEYS:
             raise ConfigError("state", f"of a GrowingLoader holds {', '.join(sorted(_KEYS))}, not {', '.join(state)}")

@@ -19,7 +19,7 @@ from farandole.data.loading.meter import Meter, Metrics
 from farandole.data.loading.order import MIXED, Order, choose_lanes, choose_window
 from farandole.data.loading.plans import GlobalPlan, LocalPlan, Policy
 from farandole.data.loading.reading import ROUND_BYTES, Reading, checked_meanwhile, read_pieces, transformed
-from farandole.data.loading.rounds import Columns, Piece, Reader
+from farandole.data.loading.rounds import Columns, Piece, RowGroupReader
 from farandole.data.loading.settings import check_loader, check_source
 from farandole.data.loading.state import NO_SEED, NO_VERSION, State
 from farandole.data.tables.versions import at_version, same_version
@@ -114,12 +114,12 @@ class Loader:
 
     @property
     def rows(self) -> int:
-        """The number of rows of an epoch, on all ranks together."""
+        """The number of rows of an epoch, in `GrowingLoader` of a generation, on all ranks together."""
         return self._plan.total
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
+        """The epoch that the next batch belongs to; in `GrowingLoader`, the number of the generation."""
         return self._epoch
 
     @property
@@ -282,7 +282,7 @@ class Loader:
         fields = plan_fields(schema, self._columns, few_rows, options, transforms=self.transforms)
         none = few_rows.slice(0, 0)
         self._no_rows: Columns = {field.name: field.values(none[field.name]) for field in fields}
-        self._reader = Reader(self._source, tuple(fields))
+        self._reader = RowGroupReader(self._source, tuple(fields))
 
     def _make_order(self, lanes: int, usual_bytes: int, most_bytes: int, seed: int) -> Order:
         """Return the order; the two numbers of bytes are those of `choose_window`."""

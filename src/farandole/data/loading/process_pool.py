@@ -21,7 +21,7 @@ import numpy as np
 
 from farandole.data.loading import reading_process
 from farandole.data.loading.pool import PATIENCE, Pending, ReadPool, attempt
-from farandole.data.loading.reading_process import READY, Answer, SharedMemory
+from farandole.data.loading.reading_process import READY, Outcome, SharedMemory
 from farandole.data.loading.rounds import Piece
 from farandole.data.loading.values import empty_aligned
 from farandole.errors import SourceError
@@ -46,7 +46,7 @@ class ProcessPool(ReadPool[int, Piece]):
 
     def __init__(
         self,
-        act: Callable[[Sequence[int]], Iterable[Answer]],
+        act: Callable[[Sequence[int]], Iterable[Outcome]],
         count: int,
         weigh: Callable[[int], int],
         name: Callable[[int], object],
@@ -82,12 +82,12 @@ class ProcessPool(ReadPool[int, Piece]):
             asked = underway.popleft()
             try:
                 found = process.answer()
-                answers = [each if isinstance(each, BaseException) else attempt(self._keep, each) for each in found]
+                outcomes = [each if isinstance(each, BaseException) else attempt(self._keep, each) for each in found]
             except (EOFError, OSError) as error:
-                answers = [_lost(process, self._name(number), error) for number, _ in asked]
+                outcomes = [_lost(process, self._name(number), error) for number, _ in asked]
             except Exception as error:  # an answer cannot be unpickled here
-                answers = [error] * len(asked)
-            self._settle(zip((pending for _, pending in asked), answers, strict=True))
+                outcomes = [error] * len(asked)
+            self._settle(zip((pending for _, pending in asked), outcomes, strict=True))
         if process is not None:
             self._leased.remove(process)
             _idle_processes().give_back(process)
@@ -137,7 +137,7 @@ class _Process:
             self._connection.send_bytes(pickle.dumps((self._asked % _DEPTH, numbers)))
         self._asked += 1
 
-    def answer(self) -> list[Answer]:
+    def answer(self) -> list[Outcome]:
         """Return the answers to the oldest request; blocks. Raises `EOFError` or `OSError` if the process has died."""
         nbytes, spans, head = pickle.loads(self._connection.recv_bytes())
         memory = self._shared[self._answered % _DEPTH]
@@ -146,8 +146,8 @@ class _Process:
         if nbytes:
             with memory.view(nbytes) as view:
                 copied[:] = view
-        answers: list[Answer] = pickle.loads(head, buffers=[copied[first:last] for first, last in spans])
-        return answers
+        outcomes: list[Outcome] = pickle.loads(head, buffers=[copied[first:last] for first, last in spans])
+        return outcomes
 
     def finish(self) -> bool:
         """Let the process wait for the next pool; return whether it is alive. It must have no request."""

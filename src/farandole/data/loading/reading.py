@@ -19,9 +19,9 @@ from farandole.data.loading.order import EpochOrder
 from farandole.data.loading.plans import GlobalPlan
 from farandole.data.loading.pool import RUN_BYTES, ReadPool, attempt
 from farandole.data.loading.process_pool import ProcessPool
-from farandole.data.loading.rounds import Columns, Piece, Reader, Transform, read_ahead, read_rounds
+from farandole.data.loading.rounds import Columns, Piece, RowGroupReader, Transform, read_ahead, read_rounds
 from farandole.data.loading.settings import check_count, check_seconds
-from farandole.data.loading.spill import Spill
+from farandole.data.loading.temporary_rows import TemporaryRows
 from farandole.errors import ConfigError, DataError
 
 __all__ = ["ROUND_BYTES", "Reading", "checked_meanwhile", "read_pieces", "transformed"]
@@ -89,7 +89,7 @@ class Reading:
 
 
 def read_pieces(
-    reader: Reader,
+    reader: RowGroupReader,
     asked: Reading,
     order: EpochOrder,
     plan: GlobalPlan,
@@ -133,7 +133,7 @@ def read_pieces(
             wait=pool.wait,
             ahead=asked.ahead,
             most_ahead=min(_ROUNDS_AHEAD, _BYTES_AHEAD // (row_bytes * order.order.round_rows)) if asked.ahead else 0,
-            hungry=lambda: pool.unfinished < 2 * wanted(),  # one that is read and one that waits, for each thread
+            idle=lambda: pool.unfinished < 2 * wanted(),  # one that is read and one that waits, for each thread
             timeout=asked.timeout,
             most_rows=max(1, ROUND_BYTES // row_bytes),
         )
@@ -153,11 +153,11 @@ def _keeper(asked: Reading, order: EpochOrder, plan: GlobalPlan, rank: int, row_
     if whole.seed is None or held <= asked.memory:
         return lambda piece: piece
     log.info("about %d MiB of decoded rows are held in temporary files: memory is %d", held >> 20, asked.memory)
-    return Spill().keep
+    return TemporaryRows().keep
 
 
 def _each_kept(
-    reader: Reader, known: dict[RowGroup, pa.Table], keep: Callable[[Piece], Piece], numbers: Sequence[int]
+    reader: RowGroupReader, known: dict[RowGroup, pa.Table], keep: Callable[[Piece], Piece], numbers: Sequence[int]
 ) -> Iterator[Piece | BaseException]:
     for piece in reader.each(numbers, known):
         yield piece if isinstance(piece, BaseException) else attempt(keep, piece)
@@ -179,7 +179,7 @@ def checked_meanwhile(items: Generator[T], check: Callable[[], None]) -> Generat
 
 
 def _each_transformed(
-    reader: Reader, transform: Transform | None, planned: Columns, numbers: Sequence[int]
+    reader: RowGroupReader, transform: Transform | None, planned: Columns, numbers: Sequence[int]
 ) -> Iterator[Piece | BaseException]:
     for piece in reader.each(numbers, {}):
         yield piece if isinstance(piece, BaseException) else attempt(transformed, transform, piece, planned)

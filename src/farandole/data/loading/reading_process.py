@@ -17,14 +17,14 @@ from typing import TypeAlias
 from farandole.data.loading.rounds import Piece
 from farandole.data.loading.values import ALIGNMENT
 
-__all__ = ["READY", "Answer", "SharedMemory", "main"]
+__all__ = ["READY", "Outcome", "SharedMemory", "main"]
 
 READY = b"ready"
 # Bytes of the smallest array that passes through memory; the pickles hold smaller ones.
 _LEAST_SHARED = 1 << 10
 
 # A row group's rows, or the error of reading or transforming them.
-Answer: TypeAlias = Piece | BaseException
+Outcome: TypeAlias = Piece | BaseException
 
 
 class SharedMemory:
@@ -65,15 +65,15 @@ def main(idle: float, descriptor: int, *memories: int) -> None:
 
 
 def _serve(connection: Connection, shared: Sequence[SharedMemory]) -> None:
-    """Answer the requests of one pool until it sends None."""
+    """Outcome the requests of one pool until it sends None."""
     sys.path[:], sent = pickle.loads(connection.recv_bytes())
     act = _loaded(sent)
     connection.send_bytes(READY)
     while (asked := pickle.loads(connection.recv_bytes())) is not None:
         place, numbers = asked
-        answers = [_sendable(each) if isinstance(each, BaseException) else each for each in act(numbers)]
+        outcomes = [_sendable(each) if isinstance(each, BaseException) else each for each in act(numbers)]
         try:
-            message = _written(answers, shared[place])
+            message = _written(outcomes, shared[place])
         except Exception as error:  # columns that cannot be pickled
             message = _written([_sendable(error)] * len(numbers), shared[place])
         connection.send_bytes(message)
@@ -81,20 +81,20 @@ def _serve(connection: Connection, shared: Sequence[SharedMemory]) -> None:
         memory.unmap(free=True)
 
 
-def _loaded(sent: bytes) -> Callable[[Sequence[int]], Iterable[Answer]]:
+def _loaded(sent: bytes) -> Callable[[Sequence[int]], Iterable[Outcome]]:
     """Return the parent's function, or one that answers with the error of loading it."""
     try:
-        act: Callable[[Sequence[int]], Iterable[Answer]] = pickle.loads(sent)
+        act: Callable[[Sequence[int]], Iterable[Outcome]] = pickle.loads(sent)
     except Exception as error:
         failure = error
 
-        def act(numbers: Sequence[int]) -> Iterable[Answer]:
+        def act(numbers: Sequence[int]) -> Iterable[Outcome]:
             return [failure] * len(numbers)
 
     return act
 
 
-def _written(answers: Sequence[Answer], memory: SharedMemory) -> bytes:
+def _written(outcomes: Sequence[Outcome], memory: SharedMemory) -> bytes:
     """Write arrays to the memory; return the message with all else."""
     buffers: list[memoryview] = []
 
@@ -105,7 +105,7 @@ def _written(answers: Sequence[Answer], memory: SharedMemory) -> bytes:
             return False
         return True
 
-    head = pickle.dumps(answers, protocol=5, buffer_callback=is_small)
+    head = pickle.dumps(outcomes, protocol=5, buffer_callback=is_small)
     spans, end = [], 0
     for raw in buffers:
         spans.append((end, end + raw.nbytes))

@@ -3,10 +3,11 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from queue import SimpleQueue
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +20,10 @@ from farandole.data.loading import pool
 from farandole.data.loading.order import EpochOrder, Extent
 from farandole.data.loading.plans import GlobalPlan
 from farandole.data.loading.pool import Pending, attempt
-from farandole.data.loading.values import LooseRows, Values, ValuesOrLoose, cut_down, gather_rows, own_rows
+from farandole.data.loading.values import Array, LooseRows, Values, ValuesOrLoose, cut_down, gather_rows, own_rows
 from farandole.errors import DataError, SourceError
 
-__all__ = ["Columns", "Piece", "Reader", "Transform", "read_ahead", "read_rounds"]
+__all__ = ["Columns", "Piece", "RowGroupReader", "Transform", "read_ahead", "read_rounds"]
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ Transform: TypeAlias = Callable[[Columns], Columns]
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class RowGroupReader:
     """Reader and converter of single row groups; can be pickled for another process."""
 
     source: Source
@@ -86,7 +87,7 @@ def read_rounds(
     wait: Callable[[Sequence[Pending[Piece]], float], bool],
     ahead: int,
     most_ahead: int,
-    hungry: Callable[[], bool],
+    idle: Callable[[], bool],
     timeout: float,
     most_rows: int,
 ) -> Iterator[Piece]:
@@ -95,30 +96,30 @@ def read_rounds(
     If a round's shuffled rows are many more than `most_rows`, they are copied to pieces of so many.
     `read` starts to read a row group, and `wait` is that of `ReadPool`. The row groups of `ahead` rounds are started
     before they are needed. After the first round, which must not wait for later ones, up to `most_ahead` rounds are
-    started while `hungry()` is true. A lane drops a row group when its last row there has been yielded. Raises
+    started while `idle()` is true. A lane drops a row group when its last row there has been yielded. Raises
     `SourceError` if a row group is not read within `timeout` seconds.
     """
     whole = order.order
     lanes = plan.lanes_of(rank)
     held: dict[int, dict[int, Pending[Piece]]] = {lane: {} for lane in lanes}
     waiting: deque[tuple[int, list[_Window]]] = deque()
-    scratch: dict[str, NDArray[Any]] = {}  # reused: allocating memory costs more than writing to it
+    scratch: dict[str, Array] = {}  # reused: allocating memory costs more than writing to it
     first = plan.start // whole.round_rows
     last = -(-plan.after(plan.steps - 1) // whole.round_rows) if plan.steps else first
     begun = first
     for turn in range(first, last):
-        while begun < last and (begun <= turn + ahead or (first < turn and len(waiting) < most_ahead and hungry())):
+        while begun < last and (begun <= turn + ahead or (first < turn and len(waiting) < most_ahead and idle())):
             waiting.append((begun, [_start(order, lane, begun, held[lane], read) for lane in lanes]))
             begun += 1
         number, windows = waiting.popleft()
-        come = partial(_come, wait, timeout, time.monotonic() + timeout)
+        wait_for = partial(_wait_for, wait, timeout, time.monotonic() + timeout)
         rows = _rows_in_pool(order, plan, rank, number, windows)
         asked = [piece for window in windows for piece in window.pieces]
         del windows
         if isinstance(rows, slice):
-            yield from _sliced(asked, rows, come)
+            yield from _sliced(asked, rows, wait_for)
         else:
-            yield from _gathered(asked, rows, come, scratch, most_rows)
+            yield from _gathered(asked, rows, wait_for, scratch, most_rows)
         del asked
 
 
@@ -141,25 +142,31 @@ def _start(
 
 
 def _sliced(
-    asked: Sequence[tuple[Extent, Pending[Piece]]], rows: slice, come: Callable[[Sequence[Pending[Piece]]], None]
+    asked: Sequence[tuple[Extent, Pending[Piece]]], rows: slice, wait_for: Callable[[Sequence[Pending[Piece]]], None]
 ) -> Iterator[Piece]:
     """Yield slices of row groups: no rows are copied, and each row group is awaited only when its rows are due."""
-    for extent, pending in _within(asked, rows):
-        come([pending])
-        columns = pending.result()
-        yield {name: _own(values[extent.first : extent.last]) for name, values in columns.items()}
+    passed = 0
+    for extent, pending in asked:
+        cut = slice(extent.first + max(0, rows.start - passed), min(extent.last, extent.first + rows.stop - passed))
+        passed += extent.last - extent.first
+        if cut.start < cut.stop:
+            wait_for([pending])
+            yield {
+                name: values[cut] if isinstance(values, LooseRows) else own_rows(values[cut])
+                for name, values in pending.result().items()
+            }
 
 
 def _gathered(
     asked: Sequence[tuple[Extent, Pending[Piece]]],
     rows: NDArray[np.int64],
-    come: Callable[[Sequence[Pending[Piece]]], None],
-    scratch: dict[str, NDArray[Any]],
+    wait_for: Callable[[Sequence[Pending[Piece]]], None],
+    scratch: dict[str, Array],
     most_rows: int,
 ) -> Iterator[Piece]:
     """Yield copies of these rows, all at once, or `most_rows` at a time if they are many more."""
     # One waiting for all row groups: waking after each would take Python's lock from the threads that decode.
-    come([pending for _, pending in asked])
+    wait_for([pending for _, pending in asked])
     if not asked:
         return
     pieces = [(extent, pending.result()) for extent, pending in asked]
@@ -177,22 +184,7 @@ def _gathered(
         }
 
 
-def _own(values: ValuesOrLoose) -> ValuesOrLoose:
-    return values if isinstance(values, LooseRows) else own_rows(values)
-
-
-def _within(pieces: Iterable[tuple[Extent, T]], rows: slice) -> Iterator[tuple[Extent, T]]:
-    """Yield the parts of consecutive pieces that are in the range `rows` of all their rows."""
-    passed = 0
-    for extent, piece in pieces:
-        first = extent.first + max(0, rows.start - passed)
-        last = min(extent.last, extent.first + rows.stop - passed)
-        if first < last:
-            yield Extent(extent.row_group, first, last), piece
-        passed += extent.last - extent.first
-
-
-def _come(
+def _wait_for(
     wait: Callable[[Sequence[Pending[Piece]], float], bool],
     timeout: float,
     deadline: float,
@@ -237,44 +229,33 @@ def read_ahead(rounds: Iterator[Piece], depth: int, cancel: Callable[[], None]) 
     The thread ends with the last round, with an error, which is raised here, and when this generator is closed. Closing
     calls `cancel`, which must end the thread's waiting for a row group, and waits up to `pool.PATIENCE` seconds for the
     thread, which may be in a function of the user."""
-    ready: deque[Piece] = deque()
-    changed = threading.Condition()
-    ended: list[BaseException | None] = []
+    room = threading.Semaphore(depth)
+    ready: SimpleQueue[Piece | BaseException | None] = SimpleQueue()
     closed = threading.Event()
 
     def work() -> None:
         failure: BaseException | None = None
         try:
             for columns in rounds:
-                with changed:
-                    changed.wait_for(lambda: closed.is_set() or len(ready) < depth)
-                    if closed.is_set():
-                        break
-                    ready.append(columns)
-                    changed.notify_all()
+                room.acquire()
+                if closed.is_set():
+                    break
+                ready.put(columns)
         except BaseException as error:
             failure = error  # raised by the generator
-        with changed:
-            ended.append(failure)
-            changed.notify_all()
+        ready.put(failure)
 
     thread = threading.Thread(target=work, name="farandole-rounds", daemon=True)
     thread.start()
     try:
-        while True:
-            with changed:
-                # Without a deadline: reading a row group has one, and the thread always reports its end.
-                changed.wait_for(lambda: ready or ended)
-                if not ready:
-                    break
-                columns = ready.popleft()
-                changed.notify_all()
-            yield columns
-        if ended[0] is not None:
-            raise ended[0]
+        # Without a deadline: reading a row group has one, and the thread always reports its end.
+        while isinstance(item := ready.get(), dict):
+            room.release()
+            yield item
+        if item is not None:
+            raise item
     finally:
-        with changed:
-            closed.set()
-            changed.notify_all()
+        closed.set()
+        room.release()
         cancel()
         thread.join(pool.PATIENCE)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +11,12 @@ import pyarrow.compute as pc
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from farandole.data.formats.columns import check_names
 from farandole.data.formats.fields import Arrays, Field, Numbers
 from farandole.data.formats.shard_source import read_streams
 from farandole.data.loading.order import permutation
 from farandole.data.loading.plans import LocalPlan
+from farandole.data.loading.values import Array
 from farandole.errors import DataError
 
 Number: TypeAlias = np.int8 | np.int16 | np.int32 | np.int64 | np.float32 | np.float64
@@ -68,7 +70,7 @@ def agree_on_column(seen: Sequence[ColumnFacts]) -> int | None:
 class RowColumn(Protocol):
     """A column whose rows can be taken by number."""
 
-    def take(self, rows: NDArray[np.int64], /) -> Any:
+    def take(self, rows: NDArray[np.int64], /) -> Array:
         """Return these rows, in this order."""
         ...
 
@@ -108,7 +110,7 @@ class ArrowShard:
 
     def chunked(self, name: str) -> pa.ChunkedArray:
         """Return a column of any type as it is in the file; raises `DataError` for an absent one."""
-        self._check_name(name)
+        check_names(self._table.schema, [name])
         return self._table.column(name)
 
     def facts(self, name: str) -> ColumnFacts:
@@ -116,14 +118,12 @@ class ArrowShard:
         listed, dtype = self._kind(name)
         nulls, lengths = 0, [0]
         for chunk in self._chunks(name):
-            bad = chunk.is_null()
+            nulls += chunk.null_count
             if listed:
                 extremes = pc.min_max(pc.list_value_length(chunk)).as_py()
                 lengths += [length for length in extremes.values() if length is not None]
                 holders = pc.list_parent_indices(chunk).filter(chunk.flatten().is_null())
-                nulls += pc.sum(bad, min_count=0).as_py() + len(holders.unique())
-            else:
-                nulls += pc.sum(bad, min_count=0).as_py()
+                nulls += len(holders.unique())
         seen = lengths[1:] or lengths
         return ColumnFacts(
             name=name,
@@ -164,12 +164,8 @@ class ArrowShard:
     def _chunks(self, name: str) -> list[pa.Array]:
         return [chunk for chunk in self._table.column(name).chunks if len(chunk)]
 
-    def _check_name(self, name: str) -> None:
-        if name not in self._table.column_names:
-            raise DataError(name, f"is not in the data; there are {', '.join(self._table.column_names)}")
-
     def _kind(self, name: str) -> tuple[bool, np.dtype[Number]]:
-        self._check_name(name)
+        check_names(self._table.schema, [name])
         kind: pa.DataType = self._table.schema.field(name).type
         listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
         dtype = _DTYPES.get(kind.value_type if listed else kind)

@@ -14,6 +14,7 @@ from farandole.errors import DataError
 __all__ = [
     "ALIGNMENT",
     "LARGE_ROW",
+    "Array",
     "LooseRows",
     "Ragged",
     "SparseRows",
@@ -29,6 +30,8 @@ __all__ = [
     "pick_rows",
 ]
 
+Array: TypeAlias = NDArray[Any]  # of items of any type
+
 ALIGNMENT = 64  # bytes
 _EXACT = 2**53  # float64 holds every integer up to here
 LARGE_ROW = 16 << 10  # bytes from which copying a row takes longer than finding it
@@ -39,7 +42,7 @@ _VIEWED_ROW = 8 << 10  # bytes from which copying a row twice takes longer than 
 class Ragged:
     """Arrays of different lengths: row i is values[offsets[i]:offsets[i + 1]]."""
 
-    values: NDArray[Any]
+    values: Array
     offsets: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -50,7 +53,7 @@ class Ragged:
         first, last, offsets = _cut(rows, self.offsets)
         return Ragged(self.values[first:last], offsets)
 
-    def rows(self) -> list[NDArray[Any]]:
+    def rows(self) -> list[Array]:
         """Return one array per row, a view of the values."""
         return np.split(self.values, self.offsets[1:-1]) if len(self) else []
 
@@ -80,7 +83,7 @@ class SparseRows:
 
 
 # The rows of an array are along its first dimension.
-Values: TypeAlias = NDArray[Any] | Ragged | SparseRows
+Values: TypeAlias = Array | Ragged | SparseRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class LooseRows:
 
     They are copied once: by `join_values`, into a batch."""
 
-    single: list[NDArray[Any]]
+    single: list[Array]
 
     def __len__(self) -> int:
         return len(self.single)
@@ -135,7 +138,7 @@ def own_rows(values: Values) -> Values:
 
 
 def gather_rows(
-    parts: Sequence[ValuesOrLoose], rows: NDArray[np.int64], scratch: dict[str, NDArray[Any]], name: str
+    parts: Sequence[ValuesOrLoose], rows: NDArray[np.int64], scratch: dict[str, Array], name: str
 ) -> ValuesOrLoose:
     """Return these rows, in this order: a copy, or large ones loose. Rows are numbered over all parts, laid end to end.
 
@@ -145,7 +148,7 @@ def gather_rows(
     kinds = {array.dtype for array in arrays}
     # The rows for a transform may hold nulls as objects in some parts, or arrays of other lengths.
     if arrays and (any(isinstance(part, Ragged | SparseRows) for part in parts) or {np.dtype(object)} < kinds):
-        return gather_rows(_alike(parts), rows, scratch, name)
+        return gather_rows(_of_one_class(parts), rows, scratch, name)
     if not arrays:
         return pick_rows(join_values(parts), rows)
     count = sum(len(array) for array in arrays)
@@ -166,7 +169,7 @@ def gather_rows(
     return pick_rows(np.concatenate(arrays, out=scratch[name][:count]), rows)
 
 
-def cells_of(values: Values) -> NDArray[Any]:
+def cells_of(values: Values) -> Array:
     """Return an array of objects: of each row, its array or its number."""
     rows = values.rows() if isinstance(values, Ragged) else values.dense() if isinstance(values, SparseRows) else values
     cells = np.empty(len(values), object)
@@ -175,7 +178,7 @@ def cells_of(values: Values) -> NDArray[Any]:
     return cells
 
 
-def check_exact(name: str, *arrays: NDArray[Any]) -> None:
+def check_exact(name: str, *arrays: Array) -> None:
     """Raise `DataError` for integers of column `name` that float64 does not hold."""
     for array in arrays:
         if array.dtype.kind in "iu" and array.size and not -_EXACT <= array.min() <= array.max() <= _EXACT:
@@ -183,7 +186,7 @@ def check_exact(name: str, *arrays: NDArray[Any]) -> None:
             raise DataError(name, f"{problem}: nulls={{'{name}': ...}}")
 
 
-def _alike(parts: Sequence[ValuesOrLoose]) -> Sequence[Values]:
+def _of_one_class(parts: Sequence[ValuesOrLoose]) -> Sequence[Values]:
     """Return parts of one class: arrays of objects if one of them is, as nulls are objects, else ragged arrays."""
     joined = [join_values([part]) for part in parts]
     if any(isinstance(part, np.ndarray) and part.dtype.hasobject for part in joined):
@@ -214,7 +217,7 @@ def _picked(part: ValuesOrLoose, rows: NDArray[np.int64]) -> ValuesOrLoose:
     )
 
 
-def _arrays_of(part: ValuesOrLoose) -> Sequence[NDArray[Any]]:
+def _arrays_of(part: ValuesOrLoose) -> Sequence[Array]:
     if isinstance(part, LooseRows):
         return part.single
     return [part] if isinstance(part, np.ndarray) else []
@@ -234,7 +237,7 @@ def pick_rows(values: Values, rows: NDArray[np.int64]) -> Values:
     return SparseRows(values.values[items], values.indices[items], offsets, values.width)
 
 
-def empty_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def empty_aligned(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     """Return an array whose memory TensorFlow and XLA can share, because it begins at a multiple of 64 bytes."""
     if dtype.hasobject:
         return np.empty(shape, dtype)

@@ -2,13 +2,17 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from fsspec.asyn import sync
+from fsspec.asyn import AsyncFileSystem, sync
 
 from farandole.data.formats.row_groups import File
-from farandole.data.stores.flight import Flight, PassingFailure
-from farandole.data.stores.ranges import TAIL_BYTES, ChangedFile, PagedStore, Part, Span, content_range, header_of
+from farandole.data.stores.ranges import TAIL_BYTES, ChangedFile, Part, RangeClient, Span
+from farandole.data.stores.request_limiter import PassingFailure, RequestLimiter
+from farandole.data.stores.responses import content_range, header_of
+
+if TYPE_CHECKING:
+    from azure.storage.blob.aio import BlobClient
 
 __all__ = ["AzureClient"]
 
@@ -18,16 +22,14 @@ _TIMEOUT = 300.0  # seconds for a request, including its repetitions by Azure's 
 _ATTEMPTS = 2  # in each, Azure's client sends a request up to four times
 
 
-class AzureClient(PagedStore):
+class AzureClient(RangeClient):
     """Access to containers. The mark of a blob is its ETag; each read requests the blob with that ETag."""
 
-    def __init__(self, fs: Any) -> None:
-        self._fs = fs
-        self.flight = Flight(attempts=_ATTEMPTS)
+    scheme = "abfs"
 
-    def url(self, path: str) -> str:
-        """Return the URL of "container/blob"."""
-        return f"abfs://{path}"
+    def __init__(self, fs: AsyncFileSystem) -> None:
+        self._fs = fs
+        self.limiter = RequestLimiter(attempts=_ATTEMPTS)
 
     def fetch(self, path: str, span: Span | None, mark: str) -> Part:
         """See `RangeClient.fetch`. A blob's end takes one more request, for its size: Azure has no suffix ranges."""
@@ -40,14 +42,17 @@ class AzureClient(PagedStore):
             if not now.size:
                 return Part(0, b"", 0, now.mark)
             span, mark = Span(max(0, now.size - TAIL_BYTES), now.size), now.mark
-        asked = {"offset": span.first, "length": span.last - span.first}
-        condition = {"etag": mark, "match_condition": MatchConditions.IfNotModified} if mark else {}
 
         async def ask() -> Part:
             async with self._blob(path) as blob:
                 began = time.monotonic()
-                answer = await blob.download_blob(**asked, **condition)
-                self.flight.answered(began)
+                answer = await blob.download_blob(
+                    span.first,
+                    span.last - span.first,
+                    etag=mark or None,
+                    match_condition=MatchConditions.IfNotModified if mark else None,
+                )
+                self.limiter.answered(began)
                 properties = answer.properties
                 first, size = content_range(properties.content_range)  # `properties.size` is the size of the range
                 return Part(first, bytes(await answer.readall()), size, _mark(properties.etag))
@@ -65,7 +70,7 @@ class AzureClient(PagedStore):
         return self._run(path, ask)
 
     def page(self, prefix: str, more: str) -> tuple[list[File], str]:
-        """See `PagedStore.page`."""
+        """See `RangeClient.page`."""
         container, _, inner = prefix.partition("/")
 
         async def ask() -> tuple[list[File], str]:
@@ -77,11 +82,12 @@ class AzureClient(PagedStore):
                 ]
                 return found, str(pages.continuation_token or "")
 
-        return self.flight.call(self.url(prefix), lambda: self._run(prefix, ask))
+        return self.limiter.call(self.url(prefix), lambda: self._run(prefix, ask))
 
-    def _blob(self, path: str) -> Any:
+    def _blob(self, path: str) -> "BlobClient":
         container, _, name = path.partition("/")
-        return self._fs.service_client.get_blob_client(container=container, blob=name)
+        blob: BlobClient = self._fs.service_client.get_blob_client(container=container, blob=name)
+        return blob
 
     def _run(self, path: str, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a request; raises as `RangeClient.fetch` does, and Azure's other errors."""
@@ -100,7 +106,7 @@ class AzureClient(PagedStore):
         except ResourceModifiedError as error:
             raise ChangedFile("its mark is another now") from error
         except (ServiceRequestError, ServiceResponseError, IncompleteReadError, TimeoutError) as error:
-            raise PassingFailure(f"{type(error).__name__}: {error}") from error
+            raise PassingFailure.of(error) from error
         return done
 
 

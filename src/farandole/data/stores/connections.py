@@ -5,12 +5,13 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
+from farandole.data.stores.responses import Response
 from farandole.errors import ConfigError
 
-__all__ = ["LEAST_PER_SECOND", "Answer", "BadAnswer", "Connections"]
+__all__ = ["LEAST_PER_SECOND", "BadResponse", "Connections"]
 
 _LONGEST_HEAD, _MOST_HEADERS = 64 << 10, 256
 _MOST_CHUNKS = 1 << 20
@@ -21,24 +22,12 @@ LEAST_PER_SECOND = 4096
 _MOST_AT_ONCE = 1 << 20  # bytes
 
 
-class BadAnswer(OSError):
+class BadResponse(OSError):
     """The server's answer is not HTTP/1.1, or has fewer bytes than it announced."""
 
 
-class _Closed(BadAnswer):
+class _Closed(BadResponse):
     """The server closed the connection before it sent a byte of the answer."""
-
-
-class Answer:
-    """The head of an answer, with header names in lower case; the body can be read once."""
-
-    def __init__(self, connection: "_Connection") -> None:
-        self._connection = connection
-        self.status, self.headers = connection.head()
-
-    def body(self) -> bytes:
-        """Read the body, and give the connection back; blocks until the body has arrived. Raises `OSError`."""
-        return self._connection.body(self.status, self.headers)
 
 
 class Connections:
@@ -54,10 +43,13 @@ class Connections:
         self._kept: dict[tuple[int, str], list[_Connection]] = {}
         self._closed = False
 
-    def get(self, server: str, target: str, headers: Mapping[str, str]) -> Answer:
-        """Request a target ("/bucket/key") from a server ("https://host:port"); blocks until the head has arrived.
+    def get(
+        self, server: str, target: str, headers: Mapping[str, str], on_head: Callable[[], None] = lambda: None
+    ) -> Response:
+        """Request a target ("/bucket/key") from a server ("https://host:port"); blocks until the response has arrived.
 
-        Headers must be ASCII. Raises `OSError`, and `ConfigError` if the file of certificates cannot be read."""
+        Calls `on_head` when its head has arrived. Headers must be ASCII. Raises `OSError`, and `ConfigError` if the
+        file of certificates cannot be read."""
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         request = f"GET {target} HTTP/1.1\r\nHost: {urlsplit(server).netloc}\r\n{head}\r\n".encode("ascii")
         while True:
@@ -65,7 +57,8 @@ class Connections:
             used = connection.used
             try:
                 connection.send(request)
-                return Answer(connection)
+                status, received = connection.head()
+                break
             except (_Closed, ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
                 connection.close()
                 if not used:  # the server may have closed a kept connection for its age, but not a new one
@@ -73,6 +66,8 @@ class Connections:
             except BaseException:
                 connection.close()
                 raise
+        on_head()
+        return Response(status, received, connection.body(status, received))
 
     def close(self) -> None:
         """Close the kept connections; later ones are closed after their answer."""
@@ -167,7 +162,7 @@ class _Connection:
             data, whole = self._body(status, headers)
         except ValueError as error:
             self.close()
-            raise BadAnswer(f"a length in the answer is no number: {error}") from error
+            raise BadResponse(f"a length in the answer is no number: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -198,7 +193,7 @@ class _Connection:
                 return b"".join(parts)
             parts.append(self._exactly(size))
             self._until(b"\r\n", "line")
-        raise BadAnswer("the body has too many chunks")
+        raise BadResponse("the body has too many chunks")
 
     def _exactly(self, length: int) -> bytes:
         part, self._rest = self._rest[:length], self._rest[length:]
@@ -209,7 +204,7 @@ class _Connection:
         while left:
             part = self._receive(min(left, _MOST_AT_ONCE))
             if not part:
-                raise BadAnswer(f"the body is {left} bytes short")
+                raise BadResponse(f"the body is {left} bytes short")
             parts.append(part)
             left -= len(part)
         return b"".join(parts)
@@ -223,10 +218,10 @@ class _Connection:
     def _one_head(self) -> tuple[int, dict[str, str]]:
         lines = self._until(b"\r\n\r\n", "head", begin=b"HTTP/1.").decode("latin-1").split("\r\n")
         if len(lines) > _MOST_HEADERS:
-            raise BadAnswer("the answer has too many headers")
+            raise BadResponse("the answer has too many headers")
         status = lines[0].partition(" ")[2][:3]
         if not (status.isascii() and status.isdigit()):
-            raise BadAnswer(f"the answer begins with {lines[0][:40]!r}")
+            raise BadResponse(f"the answer begins with {lines[0][:40]!r}")
         headers: dict[str, str] = {}
         for line in lines[1:]:
             name, _, value = line.partition(":")
@@ -238,16 +233,16 @@ class _Connection:
         data = self._rest
         while True:
             if data[: len(begin)] != begin[: len(data)]:
-                raise BadAnswer(f"the answer begins with {data[:40]!r}")
+                raise BadResponse(f"the answer begins with {data[:40]!r}")
             if (place := data.find(end)) >= 0:
                 break
             if len(data) > _LONGEST_HEAD:
-                raise BadAnswer(f"a {what} of the answer is too long")
+                raise BadResponse(f"a {what} of the answer is too long")
             more = self._receive(_LONGEST_HEAD)
             if not more and begin and not data:
                 raise _Closed("the server closed the connection without an answer")
             if not more:
-                raise BadAnswer(f"a {what} of the answer is cut")
+                raise BadResponse(f"a {what} of the answer is cut")
             data += more
         self._rest = data[place + len(end) :]
         return data[:place]

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import fsspec
 
 from farandole.data.formats.row_groups import File
-from farandole.data.stores.flight import MOST_IN_FLIGHT
 from farandole.data.stores.ranges import RangeClient
+from farandole.data.stores.request_limiter import MOST_IN_FLIGHT
 from farandole.data.tables.marks import is_web
 from farandole.masking import mask, secret_values
 
@@ -61,7 +61,7 @@ def range_client(
 def list_places(client: RangeClient, places: Sequence[str]) -> list[tuple[list[File], bool]] | None:
     """Return for each place its files, and whether it is a folder; None if the store has no listings.
 
-    Lists all places with one listing if that takes few requests. Raises as `Flight.call` does."""
+    Lists all places with one listing if that takes few requests. Raises as `RequestLimiter.call` does."""
     shared = _shared(places)
     common = client.listing(shared, _most_pages(len(places))) if len(places) > 1 and "/" in shared else None
     if common is not None:
@@ -110,7 +110,7 @@ def look_at(client: RangeClient, paths: Sequence[str]) -> list[File]:
             return [files[path] for path in paths]
 
     def look(path: str) -> File:
-        return client.flight.call(client.url(path), lambda: client.look(path))
+        return client.limiter.call(client.url(path), lambda: client.look(path))
 
     if len(paths) == 1:
         return [look(paths[0])]

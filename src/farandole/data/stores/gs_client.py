@@ -3,14 +3,14 @@
 import json
 import time
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote
 
-from fsspec.asyn import sync
+from fsspec.asyn import AsyncFileSystem, sync
 
 from farandole.data.formats.row_groups import File
-from farandole.data.stores.flight import Flight, PassingFailure
-from farandole.data.stores.ranges import ChangedFile, PagedStore, Part, Span, content_range, range_header
+from farandole.data.stores.ranges import ChangedFile, Part, RangeClient, Span
+from farandole.data.stores.request_limiter import PassingFailure, RequestLimiter
+from farandole.data.stores.responses import content_range, range_header
 
 __all__ = ["GsClient"]
 
@@ -18,16 +18,14 @@ _TIMEOUT = 300.0  # seconds for a request, including its repetitions by gcsfs
 _ATTEMPTS = 2  # in each, gcsfs sends a request up to six times
 
 
-class GsClient(PagedStore):
+class GsClient(RangeClient):
     """Access to buckets. The mark of an object is its generation; each read requests that generation."""
 
-    def __init__(self, fs: Any) -> None:
-        self._fs = fs
-        self.flight = Flight(attempts=_ATTEMPTS)
+    scheme = "gs"
 
-    def url(self, path: str) -> str:
-        """Return the URL of "bucket/key"."""
-        return f"gs://{path}"
+    def __init__(self, fs: AsyncFileSystem) -> None:
+        self._fs = fs
+        self.limiter = RequestLimiter(attempts=_ATTEMPTS)
 
     def fetch(self, path: str, span: Span | None, mark: str) -> Part:
         """See `RangeClient.fetch`."""
@@ -52,17 +50,17 @@ class GsClient(PagedStore):
         return _file(bucket, json.loads(found))
 
     def page(self, prefix: str, more: str) -> tuple[list[File], str]:
-        """See `PagedStore.page`."""
+        """See `RangeClient.page`."""
         bucket, _, inner = prefix.partition("/")
         asked = {"prefix": inner, "fields": "items(name,size,generation),nextPageToken"}
         asked |= {"pageToken": more} if more else {}
-        _, body = self.flight.call(
+        _, body = self.limiter.call(
             self.url(prefix), lambda: self._ask(prefix, f"b/{quote(bucket, safe='')}/o", **asked)
         )
         page = json.loads(body)
         return [_file(bucket, each) for each in page.get("items", ())], str(page.get("nextPageToken", ""))
 
-    def _ask(self, path: str, place: str, **asked: Any) -> tuple[Mapping[str, str], bytes]:
+    def _ask(self, path: str, place: str, **asked: object) -> tuple[Mapping[str, str], bytes]:
         """Return headers and body of an answer; raises as `RangeClient.fetch` does, and gcsfs's other errors."""
         from aiohttp import ClientError
 
@@ -72,8 +70,8 @@ class GsClient(PagedStore):
         except FileNotFoundError as error:
             raise FileNotFoundError(path) from error
         except (ClientError, TimeoutError) as error:
-            raise PassingFailure(f"{type(error).__name__}: {error}") from error
-        self.flight.answered(began)  # includes the body, as gcsfs returns only after it
+            raise PassingFailure.of(error) from error
+        self.limiter.answered(began)  # includes the body, as gcsfs returns only after it
         return headers, bytes(body)
 
 

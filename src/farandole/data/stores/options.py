@@ -7,41 +7,21 @@ from farandole.data.formats.places import local_path
 
 __all__ = ["arrow_s3_options", "botocore_options", "delta_url", "object_store_options"]
 
-# Names of s3 options in fsspec and in Arrow's URLs, and deltalake's names for them.
+# Names of s3 options in fsspec and in Arrow's URLs, and the names for them in deltalake, Arrow's client and botocore.
 _S3 = {
-    "key": "AWS_ACCESS_KEY_ID",
-    "secret": "AWS_SECRET_ACCESS_KEY",
-    "token": "AWS_SESSION_TOKEN",
-    "endpoint_url": "AWS_ENDPOINT_URL",
-    "region_name": "AWS_REGION",
-    "region": "AWS_REGION",
-    "anon": "AWS_SKIP_SIGNATURE",
-    "anonymous": "AWS_SKIP_SIGNATURE",
+    "key": ("AWS_ACCESS_KEY_ID", "access_key", "aws_access_key_id"),
+    "secret": ("AWS_SECRET_ACCESS_KEY", "secret_key", "aws_secret_access_key"),
+    "token": ("AWS_SESSION_TOKEN", "session_token", "aws_session_token"),
+    "endpoint_url": ("AWS_ENDPOINT_URL", "", "endpoint_url"),
+    "region_name": ("AWS_REGION", "region", "region_name"),
+    "region": ("AWS_REGION", "region", "region_name"),
+    "anon": ("AWS_SKIP_SIGNATURE", "anonymous", "anonymous"),
+    "anonymous": ("AWS_SKIP_SIGNATURE", "anonymous", "anonymous"),
+    "profile": ("", "", "profile"),
+    "verify": ("", "", "verify"),
+    "use_ssl": ("", "", "use_ssl"),
 }
-# The same names, and the arguments of Arrow's client.
-_ARROW = {
-    "key": "access_key",
-    "secret": "secret_key",
-    "token": "session_token",
-    "region_name": "region",
-    "region": "region",
-    "anon": "anonymous",
-    "anonymous": "anonymous",
-}
-# The same names, and the arguments of botocore's client.
-_BOTOCORE = {
-    "key": "aws_access_key_id",
-    "secret": "aws_secret_access_key",
-    "token": "aws_session_token",
-    "endpoint_url": "endpoint_url",
-    "region_name": "region_name",
-    "region": "region_name",
-    "anon": "anonymous",
-    "anonymous": "anonymous",
-    "profile": "profile",
-    "verify": "verify",
-    "use_ssl": "use_ssl",
-}
+_DELTALAKE, _ARROW, _BOTOCORE = ({name: names[of] for name, names in _S3.items() if names[of]} for of in range(3))
 _IN_QUERIES = {"scheme", "endpoint_override", "allow_bucket_creation", "allow_bucket_deletion"}
 
 
@@ -67,7 +47,7 @@ def object_store_options(url: str, options: Mapping[str, object]) -> dict[str, s
     if parts.scheme not in ("s3", "s3a"):
         return {name: value for name, value in options.items() if isinstance(value, str)}
     found = _options_in_url(url) | _flat(options)
-    made = {_S3[name]: _text(value) for name, value in found.items() if name in _S3 and value is not None}
+    made = {_DELTALAKE[name]: _text(found[name]) for name in found if name in _DELTALAKE and found[name] is not None}
     made |= {name: str(value) for name, value in options.items() if name.upper().startswith("AWS_")}
     if found.get("verify") is False:
         made["allow_invalid_certificates"] = "true"

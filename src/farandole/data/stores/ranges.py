@@ -1,32 +1,26 @@
-"""Ranges of remote files: the protocol of clients that fetch them and check the file's mark, and files made of them."""
+"""Ranges of remote files: clients that fetch them and check the file's mark, and files made of them."""
 
 import io
 import mmap
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 from farandole.data.formats.row_groups import File
-from farandole.data.stores.flight import Flight, PassingFailure
+from farandole.data.stores.request_limiter import PassingFailure, RequestLimiter
 from farandole.errors import SourceError
 
 __all__ = [
     "TAIL_BYTES",
     "ChangedFile",
-    "PagedStore",
     "Part",
     "RangeClient",
     "RangeFile",
     "Span",
     "changed_file",
     "coalesce",
-    "content_range",
     "difference_of",
-    "header_of",
-    "range_header",
 ]
 
 TAIL_BYTES = 64 << 10  # fetched for a footer; a larger footer takes a second request
@@ -34,7 +28,6 @@ TAIL_BYTES = 64 << 10  # fetched for a footer; a larger footer takes a second re
 _HOLE_BYTES = 1 << 20
 _LEAST_BYTES = 64 << 10  # least size of a range that is fetched when it is read
 _SMALL_BYTES = 256 << 10  # up to this size, zeroing memory is faster than mapping it
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)", re.ASCII)
 
 
 class ChangedFile(Exception):
@@ -64,46 +57,35 @@ class Part:
         return self.first + len(self.data)
 
 
-class RangeClient(Protocol):
+class RangeClient(ABC):
     """Access to one store; used from any thread. Can be pickled."""
 
-    flight: Flight
+    scheme: str  # of the store's URLs
+    limiter: RequestLimiter
 
     def url(self, path: str) -> str:
         """Return the URL of a path, for errors."""
-        ...
+        return f"{self.scheme}://{path}"
 
+    @abstractmethod
     def fetch(self, path: str, span: Span | None, mark: str) -> Part:
         """Fetch a span, or with None the last `TAIL_BYTES`; `mark` is the file's expected mark, "" for any.
 
         The part may lack bytes, which `fetch_whole` requests. Raises `ChangedFile`, `FileNotFoundError`, and
         `PassingFailure` if another attempt may succeed."""
-        ...
 
-    def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
-        """List all files whose paths begin with `prefix`; None if the store has no listings, or needs more pages."""
-        ...
-
-    def first_page(self, prefix: str) -> list[File]:
-        """List the first files whose paths begin with `prefix`, as many as one request returns."""
-        ...
-
+    @abstractmethod
     def look(self, path: str) -> File:
         """Return the current size and mark of a file; raises `FileNotFoundError`, and `PassingFailure`."""
-        ...
-
-
-class PagedStore(ABC):
-    """The listings of a store that returns them in pages."""
 
     @abstractmethod
     def page(self, prefix: str, more: str) -> tuple[list[File], str]:
         """Return the page of a listing with token `more` ("": the first page), and the next token, "" after the last.
 
-        Raises as `RangeClient.listing` does."""
+        Raises as `RequestLimiter.call` does."""
 
     def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
-        """See `RangeClient.listing`."""
+        """List all files whose paths begin with `prefix`; None if the store has no listings, or needs more pages."""
         found: list[File] = []
         more, pages = "", 0
         while most_pages is None or pages < most_pages:
@@ -115,7 +97,7 @@ class PagedStore(ABC):
         return None
 
     def first_page(self, prefix: str) -> list[File]:
-        """See `RangeClient.first_page`."""
+        """List the first files whose paths begin with `prefix`, as many as one request returns."""
         return self.page(prefix, "")[0]
 
 
@@ -136,7 +118,7 @@ class RangeFile(io.RawIOBase):
         if len(asked) == 1:
             self._keep(self._get(asked[0]))
         elif asked:
-            threads = min(len(asked), self._client.flight.most)
+            threads = min(len(asked), self._client.limiter.most)
             with ThreadPoolExecutor(threads, thread_name_prefix="farandole-range") as pool:
                 for part in pool.map(self._get, asked):
                     self._keep(part)
@@ -210,7 +192,7 @@ class RangeFile(io.RawIOBase):
     def _get(self, span: Span | None) -> Part:
         path = self.file.path
         try:
-            return self._client.flight.call(self._client.url(path), lambda: fetch_whole(self._client, self.file, span))
+            return self._client.limiter.call(self._client.url(path), lambda: fetch_whole(self._client, self.file, span))
         except ChangedFile as error:
             raise changed_file(path, str(error)) from error
 
@@ -234,29 +216,6 @@ def fetch_whole(client: RangeClient, file: File, span: Span | None) -> Part:
         came = f"and {end - part.first} from {part.first} on have come"
         raise PassingFailure(f"{last - first} bytes from {first} on were requested, {came}")
     return replace(part, data=b"".join(pieces)) if len(pieces) > 1 else part
-
-
-def range_header(span: Span | None) -> str:
-    """Return the value of HTTP's header `Range` for a span, or for the last `TAIL_BYTES`."""
-    return f"bytes=-{TAIL_BYTES}" if span is None else f"bytes={span.first}-{span.last - 1}"
-
-
-def content_range(text: str | None) -> tuple[int, int]:
-    """Return the first byte's position and the file's size in a `Content-Range` such as "bytes 0-9/100".
-
-    Raises `OSError` for an answer without one, or with another form of it."""
-    found = _CONTENT_RANGE.match(text or "")
-    if found is None:
-        raise OSError(f"the answer's header Content-Range is {text!r}, not 'bytes FIRST-LAST/SIZE'")
-    return int(found[1]), int(found[2])
-
-
-def header_of(headers: Mapping[str, Any], name: str) -> str:
-    """Return a header of an answer; raises `OSError` if the answer does not have it."""
-    found = headers.get(name)
-    if not found:
-        raise OSError(f"the answer has no {name}, which says what it holds; the store, and each proxy, must send it")
-    return str(found)
 
 
 def changed_file(path: str, difference: str) -> SourceError:

@@ -4,7 +4,7 @@ from typing import TypeAlias
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
-from farandole.data.stores.flight import PassingFailure
+from farandole.data.stores.request_limiter import PassingFailure
 
 __all__ = ["Page", "page_of"]
 

@@ -2,12 +2,18 @@
 
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from farandole.data.stores.connections import Answer, Connections
+from farandole.data.stores.connections import Connections
+from farandole.data.stores.request_limiter import PassingFailure
+from farandole.data.stores.responses import Response
 from farandole.data.stores.s3_signing import signed
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+    from botocore.credentials import RefreshableCredentials
 
 __all__ = ["S3Requests"]
 
@@ -18,22 +24,23 @@ class S3Requests:
     """GET requests to the store of a botocore client, from any thread.
 
     `credentials` are botocore's, which renew themselves; with None, requests are not signed. `bundle` is a file of
-    certificates to trust; None or True: botocore's; False: certificates are not verified. If the environment names a
-    proxy for the store, all requests are left to the client."""
+    certificates to trust; None or True: botocore's; False: certificates are not verified. `answered` is that of
+    `RequestLimiter`. If the environment names a proxy for the store, all requests are left to the client."""
 
     def __init__(
         self,
-        client: Any,
-        credentials: Any,
+        client: "BaseClient",
+        credentials: "RefreshableCredentials | None",
         *,
         bundle: str | bool | None,
         timeout: tuple[float, float],
         connections: int,
+        answered: Callable[[float], None],
     ) -> None:
         from botocore.httpsession import get_cert_path
         from botocore.utils import get_environ_proxies
 
-        self._client, self._credentials = client, credentials
+        self._client, self._credentials, self._answered = client, credentials, answered
         self._region = client.meta.region_name
         self._by_proxy = bool(get_environ_proxies(client.meta.endpoint_url))
         trusted = None if bundle is False else get_cert_path(bundle or True)
@@ -41,28 +48,31 @@ class S3Requests:
         self._begins: dict[str, str | None] = {}  # URLs of buckets; None: left to the client
         self._lock = threading.Lock()
 
-    def get(self, bucket: str, key: str, headers: Mapping[str, str]) -> Answer | None:
-        """Request an object; return None if only the client can. Blocks until the head of the answer has arrived.
+    def get(self, bucket: str, key: str, headers: Mapping[str, str]) -> Response | None:
+        """Request an object; return None if only the client can. Blocks until the response has arrived.
 
-        Raises `OSError`, and botocore's errors about credentials."""
+        Raises `PassingFailure`, and botocore's errors about credentials."""
         return self._send(bucket, quote(key, safe="/~"), "", headers)
 
-    def listing(self, bucket: str, query: Mapping[str, str]) -> Answer | None:
+    def listing(self, bucket: str, query: Mapping[str, str]) -> Response | None:
         """Request a page of a listing; returns, blocks and raises as `get`."""
         query_text = "&".join(f"{quote(name, safe='')}={quote(query[name], safe='')}" for name in sorted(query))
         return self._send(bucket, "", f"?{query_text}", {"User-Agent": "farandole"})
 
-    def _send(self, bucket: str, key: str, query: str, headers: Mapping[str, str]) -> Answer | None:
+    def _send(self, bucket: str, key: str, query: str, headers: Mapping[str, str]) -> Response | None:
         begin = self._begin(bucket)
         if begin is None:
             return None
         scheme, _, rest = begin.partition("://")
         host, _, inner = rest.partition("/")
-        target = f"/{inner}{key}{query}"
+        target, began = f"/{inner}{key}{query}", time.monotonic()
         if self._credentials is not None:
             frozen = self._credentials.get_frozen_credentials()
             headers = signed(frozen, self._region, host, target, headers, time.time())
-        return self._connections.get(f"{scheme}://{host}", target, headers)
+        try:
+            return self._connections.get(f"{scheme}://{host}", target, headers, lambda: self._answered(began))
+        except OSError as error:
+            raise PassingFailure.of(error) from error
 
     def leave(self, bucket: str) -> None:
         """Leave this bucket to the client from now on, because its requests need more than a signature."""

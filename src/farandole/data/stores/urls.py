@@ -17,9 +17,10 @@ from farandole.masking import hide_cause, mask, secret_values
 __all__ = ["is_local", "open_url", "open_urls"]
 
 
-def is_local(url: str, options: Mapping[str, object] | None) -> bool:
-    """Return whether the URL is a local path."""
-    return isinstance(open_url(url, options or {})[0], LocalFileSystem)
+def is_local(urls: str | Sequence[str], options: Mapping[str, object] | None) -> bool:
+    """Return whether the URL, the first of several, is a local path."""
+    first = urls if isinstance(urls, str) else next(iter(urls), "")
+    return isinstance(open_url(first, options or {})[0], LocalFileSystem)
 
 
 def open_urls(urls: Sequence[str], options: Mapping[str, object]) -> list[tuple[fsspec.AbstractFileSystem, str]]:

@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -204,7 +204,7 @@ def _columns(url: str, table: "DeltaTable") -> list[TableColumn]:
     return columns
 
 
-def _renamed_within(kind: Any) -> bool:
+def _renamed_within(kind: object) -> bool:
     """Return whether column mapping gives a field of a nested struct another name in files."""
     if isinstance(kind, list):
         return any(_renamed_within(each) for each in kind)

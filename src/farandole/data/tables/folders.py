@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from farandole.data.formats.file_systems import Files
 from farandole.data.formats.places import has_signs
 from farandole.data.formats.saved_dataset import SPLITS, STATE, SavedDataset
-from farandole.data.stores.ranges import RangeClient
 from farandole.data.stores.urls import open_url
 from farandole.data.tables.data_files import TableSource
 from farandole.data.tables.marks import DELTA, ICEBERG, STREAM, TableKind, is_web, kind_of
@@ -76,18 +74,15 @@ def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None, 
         return None
     folder = place.rstrip("/")
     kind = kind_of(fs, folder, files.client)
-    if kind is None and _is_saved(fs, folder, files.client):
+    if kind is None and _is_saved(files, folder):
         kind = _SAVED
     return TableFolder(asked[0], kind) if kind is not None and kind.source else None
 
 
-def _is_saved(fs: fsspec.AbstractFileSystem, folder: str, client: RangeClient | None) -> bool:
+def _is_saved(files: Files, folder: str) -> bool:
     """Return whether Hugging Face's save_to_disk has written this folder, with one data set or several splits."""
-    marks = [f"{folder}/{name}" for name in (STATE, SPLITS)]
     try:
-        if client is not None:
-            return any(file.path in marks for mark in marks for file in client.first_page(mark))
-        return any(fs.exists(mark) for mark in marks)
-    except Exception as error:  # of any class; without access to listings, the files may still be readable
-        log.info("%s cannot be looked at for %s: %s", mask(folder), STATE, mask(str(error)))
+        return any(files.exists(f"{folder}/{mark}") for mark in (STATE, SPLITS))
+    except SourceError as error:  # without access to listings, the files may still be readable
+        log.info("%s", error)
         return False

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile as Entry
     from pyiceberg.schema import Schema
     from pyiceberg.table import FileScanTask, Table
-    from pyiceberg.types import IcebergType
+    from pyiceberg.types import PrimitiveType
 
 __all__ = ["IcebergSource"]
 
@@ -85,7 +86,7 @@ class IcebergSource(TableSource):
         )
         super().__init__(files, data, columns, gone)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out a catalog's table, which may hold connections; a copy in another process reads this snapshot."""
         return self.__dict__ | {"_asked": self._name}
 
@@ -122,8 +123,10 @@ class IcebergSource(TableSource):
 
     def _file_bounds(self, column: str) -> tuple[pa.Array, pa.Array, NDArray[np.int64]] | None:
         from pyiceberg.conversions import from_bytes
+        from pyiceberg.types import PrimitiveType
 
         field = self._schema.find_field(column)
+        assert isinstance(field.field_type, PrimitiveType), "only those have bounds"
         kind = self._columns[column].field.type
         sides = []
         for side in ("lower_bounds", "upper_bounds"):
@@ -164,7 +167,7 @@ def _open(table: "str | Table", options: Mapping[str, object], opened: Files | N
         return files, StaticTable(("table",), metadata, path, io, NoopCatalog("folder"))
 
 
-def _file_system(table: "Table") -> Any:
+def _file_system(table: "Table") -> fsspec.AbstractFileSystem:
     """Return the file system of a catalog's table, which has the catalog's credentials."""
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
@@ -174,7 +177,7 @@ def _file_system(table: "Table") -> Any:
         return open_url("/", {})[0]
     if isinstance(table.io, PyArrowFileIO):
         return ArrowFSWrapper(table.io.fs_by_scheme(scheme, parts.netloc))
-    get: Any = getattr(table.io, "get_fs", None)
+    get: Callable[[str], fsspec.AbstractFileSystem] | None = getattr(table.io, "get_fs", None)
     if get is None:
         raise SourceError(table.metadata_location, f"is read by {type(table.io).__name__}, which is not supported")
     return get(scheme)
@@ -304,7 +307,7 @@ def _deletion_vectors(files: Files, place: File) -> Mapping[str, Positions]:
     return found
 
 
-def _type_of(kind: "IcebergType", raw: bytes) -> Any:
+def _type_of(kind: "PrimitiveType", raw: bytes) -> "PrimitiveType":
     """Return the type of a bound: the narrower one if the column was widened after the file was written."""
     from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType
 

@@ -108,7 +108,7 @@ def test_what_no_tensor_holds_is_named(tmp_path: Path) -> None:
     for name in columns:
         with pytest.raises(DataError, match=f"column '{name}': no tensor holds"):
             shard.facts(name)
-    with pytest.raises(DataError, match="is not in the data; there are word, flag, deep"):
+    with pytest.raises(DataError, match="is not in the data, which has word, flag, deep"):
         shard.facts("number")
 
 

@@ -17,8 +17,8 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from farandole.data.stores.connections import BadAnswer, Connections
-from farandole.data.stores.flight import PassingFailure
+from farandole.data.stores.connections import BadResponse, Connections
+from farandole.data.stores.request_limiter import PassingFailure
 from farandole.data.stores.s3_listing import page_of
 from farandole.data.stores.s3_signing import signed
 from helpers.forks import forked
@@ -68,7 +68,7 @@ def test_a_connection_serves_several_requests(client: Connections) -> None:
     with serving([OK, OK]) as (server, seen):
         for target in ("/a", "/b"):
             answer = client.get(server, target, {"Range": "bytes=0-3"})
-            assert (answer.status, answer.headers["etag"], answer.body()) == (200, "x", b"body")
+            assert (answer.status, answer.headers["etag"], answer.body) == (200, "x", b"body")
     assert [[request.split(b"\r\n")[0] for request in each] for each in seen] == [
         [b"GET /a HTTP/1.1", b"GET /b HTTP/1.1"]
     ]
@@ -77,15 +77,15 @@ def test_a_connection_serves_several_requests(client: Connections) -> None:
 
 def test_a_connection_that_was_closed_meanwhile_is_replaced(client: Connections) -> None:
     with serving([OK], [OK]) as (server, seen):
-        assert [client.get(server, "/", {}).body() for _ in range(2)] == [b"body"] * 2
+        assert [client.get(server, "/", {}).body for _ in range(2)] == [b"body"] * 2
     assert len(seen) == 2
 
 
 def test_a_forked_process_leaves_kept_connections_to_its_parent(client: Connections) -> None:
     with serving([OK, OK], [OK]) as (server, seen):
-        client.get(server, "/parent", {}).body()
-        child = forked(lambda: client.get(server, "/child", {}).body() == b"body")
-        client.get(server, "/parent", {}).body()
+        client.get(server, "/parent", {})
+        child = forked(lambda: client.get(server, "/child", {}).body == b"body")
+        client.get(server, "/parent", {})
         assert os.waitpid(child, 0) == (child, 0)
     assert [[request.split()[1] for request in each] for each in seen] == [[b"/parent", b"/parent"], [b"/child"]]
 
@@ -100,7 +100,7 @@ def test_bodies_in_chunks_and_without_a_length(client: Connections) -> None:
     until_closed = b"HTTP/1.1 200 OK\r\n\r\nrest"
     closing = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nz"
     with serving([b"HTTP/1.1 100 Continue\r\n\r\n" + chunked, OK, until_closed], [closing], [OK]) as (server, _):
-        assert [client.get(server, "/", {}).body() for _ in range(5)] == [b"abcde", b"body", b"rest", b"z", b"body"]
+        assert [client.get(server, "/", {}).body for _ in range(5)] == [b"abcde", b"body", b"rest", b"z", b"body"]
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_bodies_in_chunks_and_without_a_length(client: Connections) -> None:
     ],
 )
 def test_what_is_no_whole_answer_is_an_error(client: Connections, answer: bytes, told: str) -> None:
-    with serving([answer]) as (server, _), pytest.raises(BadAnswer, match=told):
-        client.get(server, "/", {}).body()
+    with serving([answer]) as (server, _), pytest.raises(BadResponse, match=told):
+        client.get(server, "/", {})
 
 
 BEGIN = b"HTTP/1.1 200 OK\r\n"
@@ -144,7 +144,7 @@ def test_an_answer_that_trickles_is_given_up(begin: bytes, bit: bytes) -> None:
         serving([trickling]) as (server, _),
         pytest.raises(TimeoutError, match=r"only \d+ bytes have come within 0.1 s"),
     ):
-        client.get(server, "/", {}).body()
+        client.get(server, "/", {})
 
 
 def test_a_server_that_says_nothing_has_a_deadline() -> None:

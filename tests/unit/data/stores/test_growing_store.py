@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 
 from farandole.data import Growing, GrowingLoader, StreamSource
 from farandole.data.loading.arrivals import Seen
-from farandole.data.stores.flight import Flight
+from farandole.data.stores.request_limiter import RequestLimiter
 from farandole.errors import SourceError
 from helpers.datasets import write_rows
 from helpers.meeting import Meeting
@@ -78,7 +79,8 @@ def _in_ranks(size: int, body: Any) -> list[Any]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let retries wait for milliseconds."""
-    monkeypatch.setattr("farandole.data.stores.s3_client.Flight", lambda: Flight(attempts=6, first_pause=0.001))
+    quick = partial(RequestLimiter, attempts=6, first_pause=0.001)
+    monkeypatch.setattr("farandole.data.stores.s3_client.RequestLimiter", quick)
 
 
 def test_each_row_once_from_a_growing_folder_of_a_store_that_fails(tmp_path: Path, hasty: None) -> None:

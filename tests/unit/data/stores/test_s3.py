@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from farandole.data import CachedSource, Loader, ParquetSource, Reading, files
 from farandole.data.formats.row_groups import RowGroup
-from farandole.data.stores.flight import LEAST_IN_FLIGHT, MOST_IN_FLIGHT, Flight, PassingFailure
 from farandole.data.stores.ranges import Span, coalesce
+from farandole.data.stores.request_limiter import LEAST_IN_FLIGHT, MOST_IN_FLIGHT, PassingFailure, RequestLimiter
 from farandole.data.stores.s3_client import S3Client
 from farandole.errors import SourceError
 from helpers.datasets import write_rows
@@ -56,7 +56,7 @@ def _hasty(source: ParquetSource) -> ParquetSource:
     """Let retries wait for milliseconds."""
     client = source._source._files.client  # type: ignore[union-attr]
     assert client is not None
-    client.flight = Flight(attempts=4, first_pause=0.001)
+    client.limiter = RequestLimiter(attempts=4, first_pause=0.001)
     return source
 
 
@@ -370,10 +370,10 @@ def test_lists_folders_and_pages_name_the_same_files(folder: Path) -> None:
 
 @pytest.mark.parametrize(("latency", "most"), [(0.0, LEAST_IN_FLIGHT), (0.04, 20), (0.5, MOST_IN_FLIGHT)])
 def test_requests_in_flight_follow_the_latency(latency: float, most: int) -> None:
-    flight = Flight()
+    limiter = RequestLimiter()
     for slower in (0.0, 0.3, 0.1):
-        flight.answered(time.monotonic() - latency - slower)
-    assert flight.most == pytest.approx(most, abs=1)
+        limiter.answered(time.monotonic() - latency - slower)
+    assert limiter.most == pytest.approx(most, abs=1)
 
 
 @pytest.mark.parametrize("kind", ["s3", "http"])
@@ -400,7 +400,7 @@ def test_a_body_that_comes_may_take_longer_than_the_timeout(
 
 
 def test_a_busy_store_gets_half_of_the_requests() -> None:
-    flight = Flight(attempts=2, first_pause=0.001)
+    limiter = RequestLimiter(attempts=2, first_pause=0.001)
     failures = iter([PassingFailure("status 503", busy=True)])
 
     def request() -> int:
@@ -408,11 +408,11 @@ def test_a_busy_store_gets_half_of_the_requests() -> None:
             raise failure
         return 7
 
-    flight.answered(time.monotonic() - 0.06)
-    most = flight.most
+    limiter.answered(time.monotonic() - 0.06)
+    most = limiter.most
     assert most == pytest.approx(30, abs=1)
-    assert flight.call("s3://x/y", request) == 7
-    assert flight.most == most // 2
+    assert limiter.call("s3://x/y", request) == 7
+    assert limiter.most == most // 2
 
 
 def test_some_row_groups_are_decoded_while_as_many_as_asked_are_in_flight(folder: Path) -> None:
@@ -436,16 +436,16 @@ def test_spans_with_small_holes_are_one() -> None:
 
 
 def test_a_request_does_not_wait_for_ever_for_those_in_flight() -> None:
-    flight, held = Flight(patience=0.02), threading.Event()
-    flight.answered(time.monotonic())
+    limiter, held = RequestLimiter(patience=0.02), threading.Event()
+    limiter.answered(time.monotonic())
     with ThreadPoolExecutor(LEAST_IN_FLIGHT) as pool:
-        others = [pool.submit(flight.call, "s3://x/y", held.wait) for _ in range(LEAST_IN_FLIGHT)]
-        while flight._flying < LEAST_IN_FLIGHT:
+        others = [pool.submit(limiter.call, "s3://x/y", held.wait) for _ in range(LEAST_IN_FLIGHT)]
+        while limiter._running < LEAST_IN_FLIGHT:
             time.sleep(0.001)
         with pytest.raises(
             SourceError, match=r"s3://x/z: cannot be read: 4 requests in flight, none ended within 0.02"
         ):
-            flight.call("s3://x/z", lambda: 1)
+            limiter.call("s3://x/z", lambda: 1)
         held.set()
         assert all(each.result() for each in others)
 

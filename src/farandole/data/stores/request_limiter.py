@@ -8,11 +8,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from farandole.errors import SourceError
 
-__all__ = ["MOST_IN_FLIGHT", "Flight", "PassingFailure"]
+__all__ = ["MOST_IN_FLIGHT", "PassingFailure", "RequestLimiter"]
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +44,16 @@ class PassingFailure(Exception):
         super().__init__(text, busy)
         self.text, self.busy = text, busy
 
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """Return a failure with the class and the text of a client's error."""
+        return cls(f"{type(error).__name__}: {error}")
+
     def __str__(self) -> str:
         return self.text
 
 
-class Flight:
+class RequestLimiter:
     """Requests of one process to one store, from any thread. Can be pickled; the copy has no measurements."""
 
     def __init__(
@@ -63,9 +68,9 @@ class Flight:
     def _reset(self) -> None:
         self._process = os.getpid()
         self._changed = threading.Condition()
-        self._flying = 0
+        self._running = 0
 
-    def __reduce__(self) -> tuple[type["Flight"], tuple[int, float, float]]:
+    def __reduce__(self) -> tuple[type["RequestLimiter"], tuple[int, float, float]]:
         return type(self), (self._attempts, self._first_pause, self._patience)
 
     @property
@@ -91,7 +96,7 @@ class Flight:
         began = time.monotonic()
         for attempt in range(1, self._attempts + 1):
             try:
-                return self._fly(url, request)
+                return self._run(url, request)
             except PassingFailure as failure:
                 if untrusted := _certificate_problem(failure):
                     raise SourceError(url, f"cannot be read: {untrusted}; {_TRUST}") from failure
@@ -104,16 +109,16 @@ class Flight:
             time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _fly(self, url: str, request: Callable[[], T]) -> T:
+    def _run(self, url: str, request: Callable[[], T]) -> T:
         if self._process != os.getpid():  # the requests in flight, and a lock that may be held, are of the parent
             self._reset()
         with self._changed:
-            if self._flying >= self.most and not self._changed.wait_for(
-                lambda: self._flying < self.most, self._patience
+            if self._running >= self.most and not self._changed.wait_for(
+                lambda: self._running < self.most, self._patience
             ):
-                problem = f"cannot be read: {self._flying} requests in flight, none ended within {self._patience:g} s"
+                problem = f"cannot be read: {self._running} requests in flight, none ended within {self._patience:g} s"
                 raise SourceError(url, problem)
-            self._flying += 1
+            self._running += 1
         try:
             return request()
         except PassingFailure as failure:
@@ -122,9 +127,9 @@ class Flight:
             raise
         finally:
             with self._changed:
-                self._flying -= 1
+                self._running -= 1
                 # Wake only as many threads as can proceed: waking all of them would cost more than the request.
-                self._changed.notify(max(0, self.most - self._flying))
+                self._changed.notify(max(0, self.most - self._running))
 
 
 def _certificate_problem(failure: BaseException) -> str:

@@ -5,22 +5,22 @@ import os
 import tempfile
 import threading
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farandole.data.loading.values import ALIGNMENT, LooseRows, Ragged, SparseRows, ValuesOrLoose
+from farandole.data.loading.values import ALIGNMENT, Array, LooseRows, Ragged, SparseRows, ValuesOrLoose
 from farandole.errors import CacheError
 
-__all__ = ["Spill"]
+__all__ = ["TemporaryRows"]
 
 _Kept: TypeAlias = dict[str, ValuesOrLoose]
 
 _SEGMENT = 64 << 20  # bytes of a file; one for each row group would take too many descriptors
 
 
-class Spill:
+class TemporaryRows:
     """Memory in files without names, for any thread. The kernel writes it to the disk when it needs the memory.
 
     A file is freed with the last array in it. Texts and other objects stay in memory."""
@@ -43,7 +43,7 @@ class Spill:
             return replace(values, values=self._copied(values.values), indices=self._copied(values.indices))
         return self._copied(values)
 
-    def _copied(self, array: NDArray[Any]) -> NDArray[Any]:
+    def _copied(self, array: Array) -> Array:
         if array.dtype.hasobject or not array.nbytes:
             return array
         made = self._room(array.nbytes).view(array.dtype).reshape(array.shape)

@@ -11,15 +11,15 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from farandole.data.formats.row_groups import File
-from farandole.data.stores.flight import FIRST_IN_FLIGHT, LEAST_IN_FLIGHT, Flight
 from farandole.data.stores.ranges import Part, RangeFile, Span
+from farandole.data.stores.request_limiter import FIRST_IN_FLIGHT, LEAST_IN_FLIGHT, RequestLimiter
 from helpers.forks import forked
 
 PATIENCE = 30.0
 
 
 def test_all_requests_that_wait_get_their_turn() -> None:
-    flight, lock, now, most = Flight(patience=PATIENCE), threading.Lock(), 0, 0
+    limiter, lock, now, most = RequestLimiter(patience=PATIENCE), threading.Lock(), 0, 0
 
     def request() -> int:
         nonlocal now, most
@@ -28,28 +28,28 @@ def test_all_requests_that_wait_get_their_turn() -> None:
             most = max(most, now)
         time.sleep(0.001)
         # Slower and faster ones: more and fewer may be in flight.
-        flight.answered(time.monotonic() - random.choice((0.0, 0.02)))
+        limiter.answered(time.monotonic() - random.choice((0.0, 0.02)))
         with lock:
             now -= 1
         return 1
 
     for _ in range(40):
-        flight.answered(time.monotonic() - 0.02)
+        limiter.answered(time.monotonic() - 0.02)
     began = time.monotonic()
     with ThreadPoolExecutor(40) as pool:
-        assert sum(pool.map(lambda _: flight.call("s3://x/y", request), range(300))) == 300
+        assert sum(pool.map(lambda _: limiter.call("s3://x/y", request), range(300))) == 300
     assert time.monotonic() - began < PATIENCE, "a request was not told of its turn"
     assert LEAST_IN_FLIGHT <= most <= 10
 
 
 def test_a_forked_process_has_no_requests_in_flight() -> None:
-    flight, held = Flight(patience=PATIENCE), threading.Event()
-    flight.answered(time.monotonic())
+    limiter, held = RequestLimiter(patience=PATIENCE), threading.Event()
+    limiter.answered(time.monotonic())
     with ThreadPoolExecutor(LEAST_IN_FLIGHT) as pool:
-        others = [pool.submit(flight.call, "s3://x/y", held.wait) for _ in range(LEAST_IN_FLIGHT)]
-        while flight._flying < LEAST_IN_FLIGHT:
+        others = [pool.submit(limiter.call, "s3://x/y", held.wait) for _ in range(LEAST_IN_FLIGHT)]
+        while limiter._running < LEAST_IN_FLIGHT:
             time.sleep(0.001)
-        child = forked(lambda: flight.call("s3://x/z", lambda: True))
+        child = forked(lambda: limiter.call("s3://x/z", lambda: True))
         _, status = os.waitpid(child, 0)
         held.set()
         assert all(each.result() for each in others)
@@ -60,7 +60,7 @@ class Server:
     """A client whose answers come when as many requests wait for them as may be in flight."""
 
     def __init__(self) -> None:
-        self.flight = Flight()
+        self.limiter = RequestLimiter()
         self.together = threading.Barrier(FIRST_IN_FLIGHT, timeout=PATIENCE)
         self.threads = 0
 
