@@ -255,3 +255,10 @@ for step in range(10**9):
         assert watch.survivors(timeout=REAPED) == []
     assert process.returncode == 137
     assert "farandole: rank 1 failed: was killed by SIGKILL" in err
+
+
+def test_the_demo_trains_two_ranks() -> None:
+    pytest.importorskip("torch")
+    done = farandole("demo", "--steps", "100")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("step 50  loss ") and "farandole run -np 2" in done.stdout

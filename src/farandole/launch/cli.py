@@ -52,6 +52,7 @@ connects them.
 
 commands:
   run        run a program as N ranks, on this machine or on others
+  demo       train a small model on this machine, and watch it
   doctor     report on this machine, or on hosts and the network between them
   timeline   make a trace, a page, or Horovod's form of the timelines of ranks
 
@@ -95,6 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = _farandole_parser().parse_args(words[:1]).command
     if command == "timeline":
         return run_timeline(words[1:])
+    if command == "demo":
+        from farandole.launch.demo import run_demo  # here, as `farandole run` starts without rich
+
+        return run_demo(words[1:])
     if command == "doctor":
         from farandole.launch.doctor.command import run_doctor  # here, as `farandole run` starts without cloudpickle
 
@@ -248,7 +253,7 @@ def _farandole_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-v", "--version", action="version", version=VERSION)
-    parser.add_argument("command", choices=["run", "doctor", "timeline"], help=argparse.SUPPRESS)
+    parser.add_argument("command", choices=["run", "demo", "doctor", "timeline"], help=argparse.SUPPRESS)
     return parser
 
 
