@@ -15,7 +15,7 @@ from farandole.data.loading.reading import ROUND_BYTES
 from farandole.data.loading.rounds import Columns, Piece
 from farandole.data.loading.shares import check_shares, look_at_share
 from farandole.data.loading.state import State
-from farandole.errors import ConfigError
+from farandole.errors import ConfigError, DataError
 
 __all__ = ["FeedLoader"]
 
@@ -78,9 +78,9 @@ class FeedLoader(Loader):
         self._plan_columns(pa.concat_tables([pa.ipc.open_stream(share.sample).read_all() for share in shares]))
         if not plan.steps:
             held = f"ranks hold {', '.join(map(str, plan.rows))} rows"
-            self._refuse(f"{held}, which make no step of {plan.batch_size} on each; {SMALLER}")
+            raise DataError("", f"{held}, which make no step of {plan.batch_size} on each; {SMALLER}")
         if self._policy == "pad" and not all(plan.rows):
-            self._refuse(f"{plan.total} rows for {self._size} ranks: some have none to repeat")
+            raise DataError("", f"{plan.total} rows for {self._size} ranks: some have none to repeat")
         self._row_bytes = max(1, sum(share.nbytes for share in shares) // plan.total)
         lanes = asked.lanes or (min(share.lanes for share in shares if share.rows) if asked.shuffle else 1)
         # A seed for each rank, derived from the common one.

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import NoReturn
 
 import pyarrow as pa
 
@@ -253,9 +252,9 @@ class Loader:
         agree("the loader", f"{self._settings()}, {self._order_text()}", gather)
         self._plan = plan = self._global_plan(order)
         if not plan.steps:
-            self._refuse(f"{plan.rows} rows make no step of {plan.step_rows}; {SMALLER}")
+            raise DataError("", f"{plan.rows} rows make no step of {plan.step_rows}; {SMALLER}")
         if self._policy == "pad" and plan.rows < self._size:
-            self._refuse(f"{plan.total} rows for {self._size} ranks: some have none to repeat")
+            raise DataError("", f"{plan.total} rows for {self._size} ranks: some have none to repeat")
         if len(rows) < self._size and self._rank == 0:
             text = "%d row groups for %d ranks: several ranks read each of them; write smaller row groups to read less"
             log.warning(text, len(rows), self._size)
@@ -312,9 +311,6 @@ class Loader:
             start=0,
             policy=self._policy,
         )
-
-    def _refuse(self, problem: str) -> NoReturn:
-        raise DataError("", problem)
 
     def _settings(self) -> str:
         return f"{self._size} ranks, batch_size {self._batch_size}, policy {self._policy}"
@@ -374,7 +370,7 @@ class Loader:
     def _few_rows(self) -> Columns:
         first = next((group for group in self._source.row_groups if group.rows), None)
         piece: Piece = dict(self._no_rows) if first is None else self._reader.read(first)
-        return joined(transformed(self._reading.transform, piece, self._no_rows))
+        return joined(transformed(piece, self._reading.transform, self._no_rows))
 
     def _empty(self) -> Columns:
         if self._none is None:

@@ -1,7 +1,7 @@
 """Reading of one rank's rows: its settings, and the pieces from which batches are cut."""
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from farandole.data.formats.row_groups import RowGroup
 from farandole.data.loading.batches import joined, rows_of
 from farandole.data.loading.order import EpochOrder
 from farandole.data.loading.plans import GlobalPlan
-from farandole.data.loading.pool import RUN_BYTES, ReadPool, attempt
+from farandole.data.loading.pool import RUN_BYTES, ReadPool
 from farandole.data.loading.process_pool import ProcessPool
 from farandole.data.loading.rounds import Columns, Piece, RowGroupReader, Transform, read_ahead, read_rounds
 from farandole.data.loading.settings import check_count, check_seconds
@@ -118,11 +118,11 @@ def read_pieces(
         pool: ReadPool[int, Piece]
         keep = _keeper(asked, order, plan, rank, row_bytes)
         if asked.processes:
-            act = partial(_each_transformed, reader, transform, planned)
+            act = partial(reader.each, then=partial(transformed, transform=transform, planned=planned))
             pool = ProcessPool(act, asked.workers, weigh, lambda number: reader.source.row_groups[number], keep)
             transform = None
         else:
-            read = partial(_each_kept, reader, known, keep)
+            read = partial(reader.each, then=keep, known=known)
             pool = ReadPool(read, lambda: max(least, wanted() * 5 // 4) if far else least, weigh)
         stack.callback(pool.close)
         rounds = read_rounds(
@@ -137,7 +137,7 @@ def read_pieces(
             timeout=asked.timeout,
             most_rows=max(1, ROUND_BYTES // row_bytes),
         )
-        made = (transformed(transform, columns, planned) for columns in rounds)
+        made = (transformed(columns, transform, planned) for columns in rounds)
         # In file order no rows are gathered, so a thread would only pass on the columns that others have read.
         with_thread = asked.workers and (asked.shuffle or transform is not None)
         yield from read_ahead(made, 1, pool.cancel) if with_thread else made
@@ -156,13 +156,6 @@ def _keeper(asked: Reading, order: EpochOrder, plan: GlobalPlan, rank: int, row_
     return TemporaryRows().keep
 
 
-def _each_kept(
-    reader: RowGroupReader, known: dict[RowGroup, pa.Table], keep: Callable[[Piece], Piece], numbers: Sequence[int]
-) -> Iterator[Piece | BaseException]:
-    for piece in reader.each(numbers, known):
-        yield piece if isinstance(piece, BaseException) else attempt(keep, piece)
-
-
 def checked_meanwhile(items: Generator[T], check: Callable[[], None]) -> Generator[T]:
     """Yield the items; call `check` on a thread meanwhile, and wait for it before the first item is yielded.
 
@@ -178,14 +171,7 @@ def checked_meanwhile(items: Generator[T], check: Callable[[], None]) -> Generat
             yield from items
 
 
-def _each_transformed(
-    reader: RowGroupReader, transform: Transform | None, planned: Columns, numbers: Sequence[int]
-) -> Iterator[Piece | BaseException]:
-    for piece in reader.each(numbers, {}):
-        yield piece if isinstance(piece, BaseException) else attempt(transformed, transform, piece, planned)
-
-
-def transformed(transform: Transform | None, piece: Piece, planned: Columns) -> Piece:
+def transformed(piece: Piece, transform: Transform | None, planned: Columns) -> Piece:
     """Return the columns, with a user's transform applied; `planned` has no rows, and the columns' planned types.
 
     Raises `DataError` for a transform that changes the number of rows, or leaves nulls or arrays of other lengths."""

@@ -33,6 +33,8 @@ _PIECES = 16
 Columns: TypeAlias = dict[str, Values]
 Piece: TypeAlias = dict[str, ValuesOrLoose]  # of a batch; `LooseRows` are copied to the batch
 Transform: TypeAlias = Callable[[Columns], Columns]
+# A lane's rows of one round: their extents, and the row groups, which may be still to come.
+_Window: TypeAlias = list[tuple[Extent, Pending[Piece]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,14 @@ class RowGroupReader:
     source: Source
     fields: tuple[Field, ...]
 
-    def each(self, numbers: Sequence[int], known: dict[RowGroup, pa.Table]) -> Iterator[Piece | BaseException]:
-        """Yield all columns of each row group, or an error that names it: mostly `DataError` or `SourceError`.
+    def each(
+        self,
+        numbers: Sequence[int],
+        *,
+        then: Callable[[Piece], Piece] = lambda piece: piece,
+        known: dict[RowGroup, pa.Table] | None = None,
+    ) -> Iterator[Piece | BaseException]:
+        """Yield the result of `then` for all columns of each row group, or an error, mostly one that names it.
 
         Row groups in `known` were read before: each is taken from there once, and not read again."""
         groups = self.source.row_groups
@@ -52,7 +60,8 @@ class RowGroupReader:
         if isinstance(contents, BaseException):
             contents = [None] * len(row_groups)  # reading the row group by itself raises the error
         for row_group, content in zip(row_groups, contents, strict=True):
-            yield attempt(self.read, row_group, content, known.pop(row_group, None) if known else None)
+            piece = attempt(self.read, row_group, content, known.pop(row_group, None) if known else None)
+            yield piece if isinstance(piece, BaseException) else attempt(then, piece)
 
     def read(self, row_group: RowGroup, content: bytes | None = None, table: pa.Table | None = None) -> Piece:
         """Return all columns of a row group, from `content` or `table` if given; raises what `each` yields."""
@@ -68,14 +77,6 @@ class RowGroupReader:
             problem = f"row group {row_group.number} has {rows} rows, not the {row_group.rows} of the plan"
             raise SourceError(row_group.file.path, problem)
         return made
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """A lane's rows of one round: their extents, and the row groups, which may be still to come."""
-
-    lane: int
-    pieces: list[tuple[Extent, Pending[Piece]]]
 
 
 def read_rounds(
@@ -102,7 +103,7 @@ def read_rounds(
     whole = order.order
     lanes = plan.lanes_of(rank)
     held: dict[int, dict[int, Pending[Piece]]] = {lane: {} for lane in lanes}
-    waiting: deque[tuple[int, list[_Window]]] = deque()
+    waiting: deque[tuple[int, list[_Window]]] = deque()  # of each round, the windows of `lanes`
     scratch: dict[str, Array] = {}  # reused: allocating memory costs more than writing to it
     first = plan.start // whole.round_rows
     last = -(-plan.after(plan.steps - 1) // whole.round_rows) if plan.steps else first
@@ -113,8 +114,8 @@ def read_rounds(
             begun += 1
         number, windows = waiting.popleft()
         wait_for = partial(_wait_for, wait, timeout, time.monotonic() + timeout)
-        rows = _rows_in_pool(order, plan, rank, number, windows)
-        asked = [piece for window in windows for piece in window.pieces]
+        rows = _rows_in_pool(order, plan, rank, number, lanes)
+        asked = [piece for window in windows for piece in window]
         del windows
         if isinstance(rows, slice):
             yield from _sliced(asked, rows, wait_for)
@@ -138,12 +139,10 @@ def _start(
     # Only the window's last row group may have rows in the lane's next window.
     for done in [group for group in held if not pieces or group != pieces[-1][0].row_group]:
         del held[done]
-    return _Window(lane, pieces)
+    return pieces
 
 
-def _sliced(
-    asked: Sequence[tuple[Extent, Pending[Piece]]], rows: slice, wait_for: Callable[[Sequence[Pending[Piece]]], None]
-) -> Iterator[Piece]:
+def _sliced(asked: _Window, rows: slice, wait_for: Callable[[Sequence[Pending[Piece]]], None]) -> Iterator[Piece]:
     """Yield slices of row groups: no rows are copied, and each row group is awaited only when its rows are due."""
     passed = 0
     for extent, pending in asked:
@@ -158,7 +157,7 @@ def _sliced(
 
 
 def _gathered(
-    asked: Sequence[tuple[Extent, Pending[Piece]]],
+    asked: _Window,
     rows: NDArray[np.int64],
     wait_for: Callable[[Sequence[Pending[Piece]]], None],
     scratch: dict[str, Array],
@@ -196,16 +195,16 @@ def _wait_for(
 
 
 def _rows_in_pool(
-    order: EpochOrder, plan: GlobalPlan, rank: int, number: int, windows: list[_Window]
+    order: EpochOrder, plan: GlobalPlan, rank: int, number: int, lanes: Sequence[int]
 ) -> NDArray[np.int64] | slice:
-    """Return the indices of the rank's rows of this round among the rows of all `windows`, laid end to end."""
+    """Return the indices of the rank's rows of this round among those of its windows, laid end to end."""
     whole = order.order
     begin, end = number * whole.round_rows, (number + 1) * whole.round_rows
     starts = np.zeros(whole.lanes, np.int64)
     places, passed = [], 0
-    for window in windows:
-        starts[window.lane] = passed
-        shuffled = order.shuffled(window.lane, number)
+    for lane in lanes:
+        starts[lane] = passed
+        shuffled = order.shuffled(lane, number)
         shuffled += passed
         places.append(shuffled)
         passed += len(shuffled)
@@ -214,7 +213,7 @@ def _rows_in_pool(
         return np.stack(places, axis=1).reshape(-1)
     positions = plan.stream(rank, begin, end)
     in_windows = starts[positions % whole.lanes] + positions // whole.lanes - number * whole.window
-    if whole.seed is None and len(windows) == 1:
+    if whole.seed is None and len(lanes) == 1:
         # In file order, if the rank takes consecutive rows of a single lane: nothing to gather.
         first = int(in_windows[0]) if len(in_windows) else 0
         if len(in_windows) and int(in_windows[-1]) - first + 1 == len(in_windows):

@@ -56,7 +56,7 @@ class Connections:
             connection = self._take(server)
             used = connection.used
             try:
-                connection.send(request)
+                connection.socket.sendall(request)
                 status, received = connection.head()
                 break
             except (_Closed, ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
@@ -135,16 +135,13 @@ class _Connection:
     """A connection to a server, used by one thread at a time."""
 
     def __init__(self, owner: Connections, server: str, opened: socket.socket, patience: float) -> None:
-        self._owner, self.server, self._socket, self._patience = owner, server, opened, patience
+        self._owner, self.server, self.socket, self._patience = owner, server, opened, patience
         self._rest = b""  # bytes that were received and not yet consumed
         self._begin()
         self.used = False
 
-    def send(self, request: bytes) -> None:
-        self._socket.sendall(request)
-
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()
 
     def head(self) -> tuple[int, dict[str, str]]:
         """Read the head of an answer."""
@@ -156,32 +153,27 @@ class _Connection:
         return status, headers
 
     def body(self, status: int, headers: Mapping[str, str]) -> bytes:
-        """Read the body of an answer."""
+        """Read the body of an answer; then keep the connection, or close it if it cannot be used again."""
         self._begin()
+        length = headers.get("content-length")
         try:
-            data, whole = self._body(status, headers)
+            if status in _NO_BODY:
+                data, length = b"", "0"
+            elif headers.get("transfer-encoding", "identity").lower() != "identity":
+                data, length = self._chunks(), "known"
+            else:
+                data = self._until_closed() if length is None else self._exactly(int(length))
         except ValueError as error:
             self.close()
             raise BadResponse(f"a length in the answer is no number: {error}") from error
         except BaseException:
             self.close()
             raise
-        if whole and not self._rest and headers.get("connection", "").lower() != "close":
+        if length is not None and not self._rest and headers.get("connection", "").lower() != "close":
             self._owner.keep(self)
         else:
             self.close()
         return data
-
-    def _body(self, status: int, headers: Mapping[str, str]) -> tuple[bytes, bool]:
-        """Return the body, and whether the connection can be used again."""
-        if status in _NO_BODY:
-            return b"", True
-        if headers.get("transfer-encoding", "identity").lower() != "identity":
-            return self._chunks(), True
-        length = headers.get("content-length")
-        if length is None:
-            return self._until_closed(), False
-        return self._exactly(int(length)), True
 
     def _chunks(self) -> bytes:
         parts: list[bytes] = []
@@ -256,6 +248,6 @@ class _Connection:
         Once the patience has passed, raises it also if fewer than `LEAST_PER_SECOND` bytes per second arrive."""
         if self._came and time.monotonic() > self._deadline + self._came / LEAST_PER_SECOND:
             raise TimeoutError(f"only {self._came} bytes have come within {self._patience:g} s")
-        data = self._socket.recv(most)
+        data = self.socket.recv(most)
         self._came += len(data)
         return data

@@ -225,13 +225,13 @@ class TableSource(FilesSource):
             return column
         if pa.types.is_null(column.type):
             return pa.nulls(rows, kind)
+        problem = f"is {kind} in the table, but {field.type} in {data.file.path}"
         if not same_within(field.type, kind):
-            raise DataError(name, f"is {kind} in the table, but {field.type} in {data.file.path}")
+            raise DataError(name, problem)
         try:
             return column.cast(kind)
         except pa.ArrowException as error:
-            problem = f"is {kind} in the table, but {field.type} in {data.file.path}: {error}"
-            raise DataError(name, problem) from error
+            raise DataError(name, f"{problem}: {error}") from error
 
 
 def same_within(found: pa.DataType, asked: pa.DataType) -> bool:

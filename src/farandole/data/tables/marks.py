@@ -104,24 +104,15 @@ def kind_of(fs: fsspec.AbstractFileSystem, folder: str, client: RangeClient | No
     """Return the kind of table whose folder this is; None for other folders, and if the file system refuses access."""
     try:
         if client is not None and not is_web(fs):
-            return _kind_listed(client, folder)
-        for kind in _KINDS:
-            if fs.exists(f"{folder}/{kind.mark}"):
-                return kind
-        notes = f"{folder}/metadata"
-        if fs.isdir(notes) and any(_ICEBERG_FILE.search(path) for path in fs.ls(notes, detail=False)):
-            return ICEBERG
+            found = next((kind for kind in _KINDS if client.first_page(f"{folder}/{kind.mark}/")), None)
+            notes = [] if found else [file.path for file in client.first_page(f"{folder}/metadata/")]
+        else:
+            found = next((kind for kind in _KINDS if fs.exists(f"{folder}/{kind.mark}")), None)
+            notes = [] if found or not fs.isdir(f"{folder}/metadata") else fs.ls(f"{folder}/metadata", detail=False)
+        return ICEBERG if any(map(_ICEBERG_FILE.search, notes)) else found
     except Exception as error:  # of any class; without access to a folder above, the files may still be readable
         log.info("%s cannot be looked at for a table's log: %s", mask(folder), mask(str(error)))
-    return None
-
-
-def _kind_listed(client: RangeClient, folder: str) -> TableKind | None:
-    for kind in _KINDS:
-        if client.first_page(f"{folder}/{kind.mark}/"):
-            return kind
-    found = client.first_page(f"{folder}/metadata/")
-    return ICEBERG if any(_ICEBERG_FILE.search(file.path) for file in found) else None
+        return None
 
 
 def _refuse(folder: str, kind: TableKind) -> NoReturn:

@@ -296,7 +296,7 @@ def test_of_files_read_together_the_one_that_does_not_stay_is_named(
         spoiled.unlink()
     else:
         spoiled.write_bytes(content[::-1] if change == "changed" else content + b" ")
-    answers = RowGroupReader(source, ()).each(range(8), {})
+    answers = RowGroupReader(source, ()).each(range(8))
     assert [isinstance(each, SourceError) for each in answers] == [number == 3 for number in range(8)]
     text = "vanished since it was listed" if change == "vanished" else "has changed while it was being read"
     reading = Reading(shuffle=False, workers=1, processes=processes)
