@@ -1,6 +1,6 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-programs test-without test-oldest test-tensorflow test-pythons test-compilers test-wheel test-native test-gpu lint fmt \
+.PHONY: help setup packages demo test test-programs test-without test-oldest test-tensorflow test-pythons test-compilers test-wheel test-native test-gpu lint fmt \
   docs bench check tsan asan clean
 
 BIN := .venv/bin
@@ -21,6 +21,9 @@ help:  ## list the targets
 
 setup:  ## make .venv and build farandole into it; does only what has changed
 	@tools/setup.sh
+
+packages:  ## install the packages of Debian or Ubuntu that the tests need and this machine lacks
+	@tools/packages.sh --install
 
 demo:  ## train on two Spark tasks and show what happens (needs Java 17 or newer)
 	@tools/check_java.sh

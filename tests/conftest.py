@@ -20,6 +20,7 @@ from helpers.leaks import Snapshot
 from helpers.programs import WarmFolder
 from helpers.warm import SELDOM
 
+PACKAGES = Path(__file__).parent.parent / "tools" / "packages.sh"
 CHECK_JAVA = Path(__file__).parent.parent / "tools" / "check_java.sh"
 
 # A session takes ten seconds on a quiet machine, and each job a few more.
@@ -90,6 +91,15 @@ def _slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
     spark = {item.path for item in items if any(item.iter_markers("spark"))}
     slow = {item.path for item in items if any(item.iter_markers("slow"))}
     return sorted(items, key=lambda item: (item.path not in spark, item.path not in slow))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the command that installs what skipped tests need."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    lacking = subprocess.run([PACKAGES], capture_output=True, text=True, timeout=120, check=False).stdout.split()
+    if skipped and lacking:
+        text = f"{len(skipped)} tests were skipped. Some need {', '.join(lacking)}: make packages installs them"
+        terminalreporter.write_line(text)
 
 
 def pytest_sessionfinish() -> None:
