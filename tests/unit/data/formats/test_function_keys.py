@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from farandole.data.formats.function_keys import key_of
+from helpers import programs
 
 # A script with all that a function may refer to: closures, classes of `__main__`, sets, and itself.
 SCRIPT = """
@@ -80,10 +81,14 @@ EDITS = [
 ]
 
 
+def program(scripts: list[str], asked: str) -> list[str]:
+    """Return a command that prints the keys of the functions `asked` after each of the scripts."""
+    return [sys.executable, "-c", f"for text in {scripts!r}:\n    exec(text)\n    print(*map(key_of, [{asked}]))"]
+
+
 def keys(scripts: list[str], asked: str, seed: int) -> list[str]:
     """Return the keys of the functions `asked` after each of the scripts, in a process of its own."""
-    code = f"for text in {scripts!r}:\n    exec(text)\n    print(*map(key_of, [{asked}]))"
-    command, env = [sys.executable, "-c", code], {"PYTHONHASHSEED": str(seed)}
+    command, env = program(scripts, asked), {"PYTHONHASHSEED": str(seed)}
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -99,8 +104,9 @@ def test_tensors_of_torch_count_with_their_values() -> None:
     tensors += ["torch.ones(3, dtype=torch.bfloat16)", "torch.tensor(1j).conj()", "torch.tensor(1j)", "torch.eye(2)"]
     tensors += ["torch.eye(2).to_sparse()", "torch.nn.Linear(2, 3)", "torch.nn.Linear(2, 3)", "torch.empty(0)"]
     asked = ", ".join(f"lambda sample, held={each}: held * sample" for each in tensors)
-    first = keys([script], asked, seed=1)
-    assert keys([script], asked, seed=2) == first
+    done = [programs.run(program([script], asked)) for _ in range(2)]
+    first, second = (each.stdout.split() for each in done)
+    assert first == second, done[0].stderr
     assert first[3] == first[0] and len(set(first)) == len(tensors) - 1
 
 

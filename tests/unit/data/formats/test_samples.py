@@ -284,24 +284,22 @@ def test_a_file_with_other_samples_is_named_even_if_size_and_time_are_the_same(t
 
 
 @pytest.mark.parametrize("processes", [False, True])
-@pytest.mark.parametrize("change", ["changed", "grown", "vanished"])
-def test_of_files_read_together_the_one_that_does_not_stay_is_named(
-    tmp_path: Path, change: str, processes: bool
-) -> None:
-    write(tmp_path, "images", [8])
-    source = files(str(tmp_path))
-    spoiled = tmp_path / "class0" / "3.png"
-    content = spoiled.read_bytes()
-    if change == "vanished":
-        spoiled.unlink()
-    else:
-        spoiled.write_bytes(content[::-1] if change == "changed" else content + b" ")
-    answers = RowGroupReader(source, ()).each(range(8))
-    assert [isinstance(each, SourceError) for each in answers] == [number == 3 for number in range(8)]
-    text = "vanished since it was listed" if change == "vanished" else "has changed while it was being read"
-    reading = Reading(shuffle=False, workers=1, processes=processes)
-    with pytest.raises(SourceError, match=rf"3\.png: .*{text}"):
-        list(Loader(source, batch_size=4, policy="drop", reading=reading))
+def test_of_files_read_together_the_one_that_does_not_stay_is_named(tmp_path: Path, processes: bool) -> None:
+    for change in ("changed", "grown", "vanished"):
+        write(tmp_path / change, "images", [8])
+        source = files(str(tmp_path / change))
+        spoiled = tmp_path / change / "class0" / "3.png"
+        content = spoiled.read_bytes()
+        if change == "vanished":
+            spoiled.unlink()
+        else:
+            spoiled.write_bytes(content[::-1] if change == "changed" else content + b" ")
+        pieces = RowGroupReader(source, ()).each(range(8))
+        assert [isinstance(each, SourceError) for each in pieces] == [number == 3 for number in range(8)]
+        text = "vanished since it was listed" if change == "vanished" else "has changed while it was being read"
+        reading = Reading(shuffle=False, workers=1, processes=processes)
+        with pytest.raises(SourceError, match=rf"3\.png: .*{text}"):
+            list(Loader(source, batch_size=4, policy="drop", reading=reading))
 
 
 def test_small_files_are_read_together_and_large_ones_by_themselves(

@@ -91,7 +91,7 @@ FIELDS = FieldOptions(ragged=["ragged"])
 READINGS = {
     "pieces": Reading(shuffle_window=90, lanes=2, fields=FIELDS),
     "in files": Reading(shuffle_window=90, lanes=2, memory=0, fields=FIELDS),
-    "in files, from processes": Reading(shuffle_window=90, lanes=2, memory=0, processes=True, fields=FIELDS),
+    "in files, from processes": Reading(shuffle_window=90, lanes=2, memory=0, processes=True, workers=1, fields=FIELDS),
     "in order": Reading(shuffle_window=50, lanes=2, shuffle_row_groups=False, memory=0, fields=FIELDS),
 }
 

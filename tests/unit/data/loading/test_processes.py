@@ -40,8 +40,7 @@ def loader_of(folder: Path, transform: Callable[[Columns], Columns] | None, **se
     return Loader(ParquetSource(str(folder)), batch_size=20, policy="join", reading=reading)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_processes_and_threads_give_the_same_batches(tmp_path: Path, shuffle: bool) -> None:
+def test_processes_and_threads_give_the_same_batches(tmp_path: Path) -> None:
     write_rows(tmp_path, RAGGED["ragged"])
 
     def transform(columns: Columns) -> Columns:
@@ -53,16 +52,17 @@ def test_processes_and_threads_give_the_same_batches(tmp_path: Path, shuffle: bo
             "here": np.full(len(rows), os.getpid()),
         }
 
-    seen = []
-    for processes in (False, True):
-        loader = loader_of(tmp_path, transform, processes=processes, workers=2, shuffle=shuffle)
-        batches = list(loader)
-        pids = {int(pid) for batch in batches for pid in np.asarray(batch.pop("here"))}
-        assert (os.getpid() in pids) != processes and len(pids) <= 2
-        for batch in batches:
-            batch["pair"][:] += 1  # type: ignore[index,operator]  # its memory is the batch's own
-        seen.append([{name: np.asarray(values).tolist() for name, values in batch.items()} for batch in batches])
-    assert seen[0] == seen[1]
+    for shuffle in (True, False):
+        seen = []
+        for processes in (False, True):
+            loader = loader_of(tmp_path, transform, processes=processes, workers=2, shuffle=shuffle)
+            batches = list(loader)
+            pids = {int(pid) for batch in batches for pid in np.asarray(batch.pop("here"))}
+            assert (os.getpid() in pids) != processes and len(pids) <= 2
+            for batch in batches:
+                batch["pair"][:] += 1  # type: ignore[index,operator]  # its memory is the batch's own
+            seen.append([{name: np.asarray(values).tolist() for name, values in batch.items()} for batch in batches])
+        assert seen[0] == seen[1]
 
 
 def texts(numbers: Sequence[int]) -> Iterator[Piece]:
@@ -109,28 +109,24 @@ class Strange:
         return refuse_to_load, ()
 
 
-@pytest.mark.parametrize(
-    ("transform", "error", "text"),
-    [
-        (die, SourceError, r"row group 0 of .*part-000.parquet: the process that read it ended \(signal 9\)"),
-        (break_oddly, RuntimeError, "Odd: one"),
-        (make_functions, (AttributeError, PicklingError), "lambda"),  # by version of Python
-        (Strange(), ImportError, "I am strange"),
-        (refuse, DataError, "column 'row': is not to my taste"),
-        (lambda columns: {"row": columns["row"][:1]}, DataError, "the transform made 1 rows of 5"),
-    ],
-)
-def test_what_goes_wrong_there_is_raised_here(
-    tmp_path: Path,
-    transform: Callable[[Columns], Columns],
-    error: type[Exception] | tuple[type[Exception], ...],
-    text: str,
-) -> None:
+# A transform, and the class and text of the error that it causes.
+WRONG: list[tuple[Callable[[Columns], Columns], type[Exception] | tuple[type[Exception], ...], str]] = [
+    (die, SourceError, r"row group 0 of .*part-000.parquet: the process that read it ended \(signal 9\)"),
+    (break_oddly, RuntimeError, "Odd: one"),
+    (make_functions, (AttributeError, PicklingError), "lambda"),  # by version of Python
+    (Strange(), ImportError, "I am strange"),
+    (refuse, DataError, "column 'row': is not to my taste"),
+    (lambda columns: {"row": columns["row"][:1]}, DataError, "the transform made 1 rows of 5"),
+]
+
+
+def test_what_goes_wrong_there_is_raised_here(tmp_path: Path) -> None:
     write_rows(tmp_path, [[5]])
-    loader = loader_of(tmp_path, transform)
-    with pytest.raises(error, match=text):
-        list(loader)
-    assert loader.epoch == 0
+    for transform, error, text in WRONG:
+        loader = loader_of(tmp_path, transform)
+        with pytest.raises(error, match=text):
+            list(loader)
+        assert loader.epoch == 0
 
 
 def test_the_rest_of_an_epoch_that_was_left(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ def test_rows_are_those_of_pyiceberg_after(catalog: InMemoryCatalog, change: str
         table.append(some_rows(0).drop_columns(["list"]))
     act(table)
     check(table, columns)
-    check(table, snapshot=before.snapshot_id)
+    if change in ("delete all", "add a column", "rename"):
+        check(table, snapshot=before.snapshot_id)
 
 
 def test_a_store_is_opened_once_to_find_and_read_a_table(
