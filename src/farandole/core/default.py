@@ -182,6 +182,7 @@ def _enter(rendezvous: ElasticRendezvous, config: Config, commits: int) -> Conte
             rendezvous = rendezvous.next(commits)
         else:
             rendezvous.keep_launcher(False)
+            rendezvous.follow(made.engine.stats)
             return made
 
 

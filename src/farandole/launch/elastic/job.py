@@ -20,7 +20,7 @@ from farandole.launch.job import GONE
 from farandole.launch.processes import GRACE
 from farandole.meeting.handshake import new_secret
 from farandole.meeting.launched import elastic as meeting
-from farandole.meeting.launched.elastic import Hosts, Leave, MemberEnvironment, Ping, show_place
+from farandole.meeting.launched.elastic import Hosts, Leave, MemberEnvironment, show_place
 from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import note_launches
 from farandole.topology import TORCH_PLACES, Topology
@@ -30,7 +30,8 @@ __all__ = ["ElasticJob", "open_elastic_job"]
 log = logging.getLogger(__name__)
 
 PING_EVERY = 0.5  # seconds
-SILENT = 2.0  # seconds without an answer, while other ranks wait, after which a member is lost
+STILL = 2  # answers of a rank that has finished no operation meanwhile: it seems to wait for others
+SILENT = 3  # questions without an answer, while other ranks wait, after which a member is lost
 LOST_HOST = 255  # code of a member whose host is lost
 LEAVE = 10.0  # seconds for a member that was told to end
 
@@ -71,7 +72,6 @@ class ElasticJob:
         self._started: dict[int, _Seat] = {}
         self._unopened: list[Start] = []  # members whose host's agent is being opened
         self._end_at: dict[int, float] = {}  # members that were told to end: the time at which they are made to
-        self._pinged: dict[int, float] = {}  # the first unanswered question to each member
         self._next_ping = 0.0
         self._server: RendezvousServer | None = None
         self._formed: tuple[int, ...] = ()
@@ -141,7 +141,6 @@ class ElasticJob:
                     self._unopened.remove(start)
                     self._roster.forget(start.number)
         elif isinstance(event, Came):
-            self._pinged.pop(event.number, None)
             self._roster.come(event.number, event.commits, now)
         elif isinstance(event, _Ended):
             self._note_end(event, now)
@@ -157,19 +156,19 @@ class ElasticJob:
             self._agents.drop(self._started[event.number].host.name)
 
     def _ask_members(self) -> None:
-        """Ask the members that others wait for whether they are alive; give up those that do not answer."""
+        """Ask all members whether they are alive; give up those that others wait for and that do not answer."""
         now = time.monotonic()
         if now < self._next_ping:
             return
         self._next_ping = now + PING_EVERY
-        awaited = set(self._roster.awaited)
-        for number in self._roster.live:
-            self._members.send(number, Ping())
-            heard = self._members.heard(number)
-            if number not in awaited or heard is None or heard > self._pinged.get(number, now):
-                self._pinged.pop(number, None)
-            elif now - self._pinged.setdefault(number, now) > SILENT:
-                why = f"it has not answered for {now - heard:.1f} s while other ranks wait for it: it is stopped"
+        signs = {number: self._members.ask(number) for number in self._roster.live}
+        trains = self._roster.training
+        if not self._roster.is_awaited and all(signs[number].still < STILL for number in trains):
+            return
+        for number in trains:
+            if signs[number].unanswered > SILENT:
+                why = f"it gave no sign of life for {PING_EVERY * SILENT:g} s while others waited: it is stopped"
+                log.warning("member %d is lost: %s", number, why)
                 for action in self._roster.give_up(number, why, now):
                     self._act_end(action)
 

@@ -4,7 +4,6 @@ import contextlib
 import queue
 import socket
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from farandole.errors import RendezvousError
 from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, listen
 from farandole.meeting.addresses import join_address
 from farandole.meeting.frames import send
-from farandole.meeting.launched.elastic import FROM_MEMBER, Ready
+from farandole.meeting.launched.elastic import FROM_MEMBER, Ping, Pong, Ready
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,6 +29,21 @@ class Came:
     commits: int
 
 
+@dataclass(slots=True)
+class Signs:
+    """What a member lets its launcher know of its life."""
+
+    unanswered: int = 0  # questions since its last message
+    operations: int = 0  # that it has finished in its generation
+    still: int = 0  # answers since that number changed
+
+    def note(self, message: Ready | Pong) -> None:
+        """Take note of a message."""
+        done = message.operations if isinstance(message, Pong) else -1
+        self.still = self.still + 1 if done == self.operations else 0
+        self.unanswered, self.operations = 0, done
+
+
 class Members:
     """Connections of members that have proved `secret`, each read by a thread of its own; their requests are `events`.
 
@@ -39,7 +53,7 @@ class Members:
         self._secret, self._events = secret, events
         self._changing = threading.Lock()
         self._socks: dict[int, socket.socket] = {}
-        self._heard: dict[int, float] = {}
+        self._signs: dict[int, Signs] = {}
         self._listeners: dict[str, tuple[str, AcceptingThread]] = {}
         self._threads: list[threading.Thread] = []
 
@@ -64,10 +78,14 @@ class Members:
             return False  # its end is noticed by its agent, or by its silence
         return True
 
-    def heard(self, number: int) -> float | None:
-        """Return the time of the member's last message, in seconds of `time.monotonic`; None without a connection."""
+    def ask(self, number: int) -> Signs:
+        """Ask the member whether it is alive; return what it has said so far."""
         with self._changing:
-            return self._heard.get(number)
+            signs = self._signs.setdefault(number, Signs())
+            signs.unanswered += 1
+        if not self.send(number, Ping()):
+            signs.unanswered = 0  # it is not connected yet, or its end will be reported
+        return signs
 
     def close(self) -> None:
         """Close all listeners and connections; idempotent."""
@@ -92,7 +110,6 @@ class Members:
         )
         with self._changing:
             self._socks[int(number)] = admitted.sock
-            self._heard[int(number)] = time.monotonic()
             self._threads = [each for each in self._threads if each.is_alive()] + [reader]
         reader.start()
 
@@ -104,9 +121,9 @@ class Members:
                 except TimeoutError:
                     continue  # a member that trains says nothing
                 with self._changing:
-                    self._heard[number] = time.monotonic()
+                    self._signs.setdefault(number, Signs()).note(message)
                 if isinstance(message, Ready):
                     self._events.put(Came(number, message.commits))
         with self._changing:
             if self._socks.get(number) is sock:
-                del self._socks[number], self._heard[number]
+                del self._socks[number]

@@ -168,11 +168,14 @@ class Roster:
     # --- questions
 
     @property
-    def awaited(self) -> list[int]:
-        """The members that others wait for: they should answer, or are lost."""
-        if not any(member.phase == "waiting" for member in self._members.values()):
-            return []
+    def training(self) -> list[int]:
+        """The members that have a rank in the latest generation."""
         return [member.number for member in self._members.values() if member.phase == "placed"]
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether members that have come for a place wait for those that train."""
+        return any(member.phase == "waiting" for member in self._members.values())
 
     @property
     def live(self) -> list[int]:

@@ -7,7 +7,7 @@ the launcher tells it when hosts have come or go, and asks now and then whether 
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Self
@@ -76,7 +76,9 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """A member is alive."""
+    """A member is alive, and has finished so many operations in its generation."""
+
+    operations: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class _Channel:
         self._answers: list[Place | Leave] = []  # at most one
         self._lost = ""
         self.changes = Hosts()
+        self.stats: Callable[[], Mapping[str, int]] = dict
         self._thread = threading.Thread(target=self._listen, name="farandole-elastic", daemon=True)
         self._thread.start()
 
@@ -166,7 +169,7 @@ class _Channel:
             while True:
                 message = _FROM_LAUNCHER.receive(self._sock, limit=LARGEST)
                 if isinstance(message, Ping):
-                    self._send(Pong())
+                    self._send(Pong(self.stats().get("operations", 0)))
                     continue
                 with self._changed:
                     if isinstance(message, Hosts):
@@ -195,6 +198,12 @@ class ElasticRendezvous(TcpRendezvous):
         """The changes of the job's hosts since this place was given."""
         return self._channel.changes
 
+    def follow(self, stats: Callable[[], Mapping[str, int]]) -> None:
+        """Tell the launcher how many "operations" this rank has finished, by a function for any thread.
+
+        While the number stays the same, the launcher gives up ranks of the generation that do not answer."""
+        self._channel.stats = stats
+
     def keep_launcher(self, keep: bool = True) -> None:
         """Keep the connection to the launcher when this generation ends, for `next`; by default it is closed."""
         self._keeps = keep
@@ -204,6 +213,7 @@ class ElasticRendezvous(TcpRendezvous):
 
         Blocks until the launcher forms it. Raises `SystemExit` if the training has ended, or has no place for this
         process any more, and `RendezvousError` if the launcher is lost."""
+        self._channel.stats = dict
         return _take_place(self._channel, commits)
 
     def close(self) -> None:

@@ -1,0 +1,105 @@
+"""Training of an elastic job as a real command, followed by its output.
+
+The program adds up whole numbers, so that its result does not depend on the sizes of the job: it is right only if each
+step counted once."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from system.launched import PATIENCE, command
+
+__all__ = ["Training", "training"]
+
+TRAINING = """
+import os, sys, time
+import numpy as np
+import farandole.numpy as hvd
+from farandole import elastic
+
+hvd.init()
+numbers = np.arange(1, 13)
+
+@elastic.run
+def train(state):
+    while not state.over:
+        mine = np.array([numbers[hvd.rank()::hvd.size()].sum() * (state.step + 1), os.path.exists("end")], np.int64)
+        total, over = hvd.allreduce(mine, op=hvd.Sum)
+        state.weight = (state.weight * 31 + int(total)) % 1_000_000_007
+        state.step += 1
+        state.over = bool(over)
+        print("step", state.step, hvd.rank(), hvd.size(), os.getpid(), flush=True)
+        time.sleep(0.01)
+        state.commit()
+    return state
+
+state = train(elastic.ObjectState(step=0, weight=0, over=False))
+print("done", state.step, state.weight, os.getpid(), flush=True)
+"""
+LINE = re.compile(r"\[(\d+)\] step (\d+) (\d+) (\d+) (\d+)\n")
+
+
+def expected_weight(steps: int) -> int:
+    weight = 0
+    for step in range(steps):
+        weight = (weight * 31 + 78 * (step + 1)) % 1_000_000_007
+    return weight
+
+
+@dataclass
+class Training:
+    """An elastic job in a folder, followed by its output."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    def pids(self, since: int = 0) -> dict[int, int]:
+        """The process of each member that has finished a step, in the output after `since` characters."""
+        return {int(found[1]): int(found[5]) for found in LINE.finditer(self.output[since:])}
+
+    def sizes(self, since: int = 0) -> list[int]:
+        return [int(found[4]) for found in LINE.finditer(self.output[since:])]
+
+    def wait(self, what: Callable[[], bool], why: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not what():
+            assert self.process.poll() is None, f"the job has ended: {self.report()}"
+            assert time.monotonic() < deadline, f"{why}: not within {PATIENCE} s: {self.report()}"
+            time.sleep(0.02)
+
+    def report(self) -> str:
+        return (self.folder / "stderr").read_text()[-4000:] + self.output[-2000:]
+
+    def finish(self) -> list[int]:
+        """End the training, check what the ranks have computed, and return their processes."""
+        (self.folder / "end").touch()
+        assert self.process.wait(PATIENCE) == 0, self.report()
+        ends = re.findall(r"done (\d+) (\d+) (\d+)\n", self.output)
+        assert len({end[:2] for end in ends}) == 1, ends
+        assert int(ends[0][1]) == expected_weight(int(ends[0][0])), self.report()
+        return [int(end[2]) for end in ends]
+
+
+@contextmanager
+def training(folder: Path, *options: str) -> Iterator[Training]:
+    (folder / "train.py").write_text(TRAINING)
+    words = command(
+        "run", "--verbose", *options, "--blacklist-cooldown-range", "0.1", "0.2", sys.executable, "train.py"
+    )
+    with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+        process = subprocess.Popen(words, cwd=folder, stdout=out, stderr=err, start_new_session=True)
+    try:
+        yield Training(folder, process)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(PATIENCE)
