@@ -1,7 +1,7 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup packages demo test test-programs test-without test-oldest test-tensorflow test-pythons test-compilers test-wheel test-native test-gpu lint fmt \
-  docs bench check tsan asan clean
+.PHONY: help setup packages demo test test-programs test-without test-oldest test-tensorflow test-mxnet test-pythons test-compilers \
+  test-wheel test-native test-gpu lint fmt docs bench check tsan asan clean
 
 BIN := .venv/bin
 CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h')
@@ -15,6 +15,7 @@ ONLY ?=
 PYTHONS ?=
 COMPILERS ?=
 VERSIONS ?= 2.17.1 2.19.1
+MXNETS ?= 1.9.1 2.0.0b1
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +45,9 @@ test-oldest: setup  ## run tests with the oldest versions that pyproject.toml pr
 
 test-tensorflow: setup  ## run the tests of TensorFlow and Keras with VERSIONS=... of TensorFlow, which are downloaded
 	@$(BIN)/python tools/oldest.py $(VERSIONS:%=tensorflow==%) -- $(ARGS)
+
+test-mxnet: setup  ## run the tests of MXNet 1.9.1 and 2.0.0b1, or MXNETS=..., in environments of their own
+	@$(BIN)/python tools/oldest.py $(MXNETS:%=mxnet==%) -- $(ARGS)
 
 test-pythons: setup  ## build with each Python from 3.11 on, or PYTHONS=..., and run the core suite with it, without a framework
 	@tools/pythons.sh $(PYTHONS)

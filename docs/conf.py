@@ -5,6 +5,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))  # of `public_names`
 
+from mxnet_stand_in import mxnet_stand_in
+
+_stand_in = mxnet_stand_in()  # a name, which keeps it until the site is built
+_stand_in.__enter__()
+
 project = "farandole"
 author = "the farandole developers"
 extensions = ["myst_parser", "public_names", "sphinx_copybutton"]

@@ -15,6 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
+from mxnet_stand_in import mxnet_stand_in
+
 from farandole.compat import install, uninstall
 from farandole.compat.horovodrun import make_parser
 from farandole.config import Config
@@ -307,11 +309,12 @@ def _unbroken(text: str) -> str:
 
 def survey(text: str) -> list[Found]:
     """Look up all names of the interface file `text`."""
-    install()
-    try:
-        return [(entry, find(entry)) for entry in read_interface(text)]
-    finally:
-        uninstall()
+    with mxnet_stand_in():
+        install()
+        try:
+            return [(entry, find(entry)) for entry in read_interface(text)]
+        finally:
+            uninstall()
 
 
 def main() -> int:

@@ -34,10 +34,22 @@ NATIVE = (PACKAGE / "core", PACKAGE / "data")
 VAGUE_NAMES = ("common", "helper", "misc", "util", "utils")
 # Optional packages: a test module calls pytest.importorskip before it imports one of them.
 OPTIONAL = {
-    *("PIL", "deltalake", "flytekit", "flytekitplugins", "jax", "keras", "lightning", "matplotlib", "mlflow", "moto"),
+    *(
+        "PIL",
+        "deltalake",
+        "flytekit",
+        "flytekitplugins",
+        "jax",
+        "keras",
+        "lightning",
+        "matplotlib",
+        "mlflow",
+        "moto",
+        "mxnet",
+    ),
     *("optuna", "pandas", "prometheus_client", "pyarrow", "pyiceberg", "pyspark", "ray", "s3fs", "sklearn"),
     *("tensorboard", "tensorflow", "tf_keras", "torch", "yaml"),
-    *(f"farandole.{name}" for name in ("jax", "keras", "lightning", "ray", "tensorflow", "torch")),
+    *(f"farandole.{name}" for name in ("jax", "keras", "lightning", "mxnet", "ray", "tensorflow", "torch")),
 }
 
 

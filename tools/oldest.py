@@ -2,7 +2,7 @@
 
 Each environment of `ENVIRONMENTS` is a virtual environment below build/. It contains the farandole of .venv and the
 lowest versions that `dependencies` and its extras allow, and is made again if a version changes. NAMEs choose
-environments; without names all run but the large ones. ==VERSION sets the version of the framework of that name, as in
+environments; without names all run but spark and mxnet. ==VERSION sets the version of the framework of that name, as in
 tensorflow==2.19.1. ARGUMENTS for pytest replace the environment's own tests."""
 
 import os
@@ -32,7 +32,7 @@ class Environment:
     loose: tuple[str, ...] = ()
     build: tuple[str, ...] = ()  # packages without wheels, built from source
     arguments: tuple[str, ...] = ()
-    large: bool = False
+    by_name: bool = False  # left out unless it is named
 
 
 ENVIRONMENTS = {
@@ -76,13 +76,24 @@ ENVIRONMENTS = {
         tests=("tests/conformance", "tests/ranks/test_torch_*.py", "tests/unit/torch"),
         arguments=OTHERS,
     ),
+    "mxnet": Environment(
+        extras=("data", "mxnet"),
+        tests=(
+            "tests/conformance",
+            "tests/ranks/test_mxnet.py",
+            "tests/system/programs/test_docs.py",
+            "tests/system/programs/test_mxnet_examples.py",
+        ),
+        arguments=("-k", "mxnet"),
+        by_name=True,  # `make test-mxnet` names it: constraints.txt has a NumPy that MXNet refuses
+    ),
     "spark": Environment(
         extras=("spark",),
         build=("pyspark",),
         tests=("tests/unit/spark", "tests/unit/estimators", "tests/system/test_spark_local.py"),
         # PySpark 4.0 leaves sockets of finished jobs to the garbage collector.
         arguments=("-W", "ignore::ResourceWarning", "-W", "ignore::pytest.PytestUnraisableExceptionWarning"),
-        large=True,  # 400 MB; each session takes ten seconds
+        by_name=True,  # 400 MB; each session takes ten seconds
     ),
 }
 
@@ -118,7 +129,7 @@ def promised(environment: Environment) -> list[str]:
 def choose(words: Sequence[str]) -> dict[str, tuple[Environment, list[str]]]:
     """Return the environments that `words` name, with their pins, by folder name."""
     chosen = {}
-    for word in words or [name for name, environment in ENVIRONMENTS.items() if not environment.large]:
+    for word in words or [name for name, environment in ENVIRONMENTS.items() if not environment.by_name]:
         name, _, version = word.partition("==")
         if name not in ENVIRONMENTS:
             sys.exit(f"oldest: {name} is unknown; choose from {', '.join(ENVIRONMENTS)}")

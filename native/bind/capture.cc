@@ -81,7 +81,7 @@ DType dtype_of(dlpack::DataType type, std::string_view name) {
   if (is(dlpack::kUInt, 16)) return DType::UInt16;
   if (is(dlpack::kUInt, 32)) return DType::UInt32;
   if (is(dlpack::kUInt, 64)) return DType::UInt64;
-  if (is(dlpack::kBool, 8)) return DType::Bool;
+  if (is(dlpack::kBool, 8) || is(dlpack::kUInt, 1)) return DType::Bool;  // 1 bit: MXNet's bool, which takes a byte
   throw Error::invalid(
       std::string(name),
       "its element type (DLPack code " + std::to_string(type.code) + ", " + std::to_string(type.bits) +
@@ -258,8 +258,11 @@ const dlpack::Tensor& tensor_in(const nb::object& capsule) {
   return managed->tensor;
 }
 
+/// The method of MXNet's arrays that makes a capsule; it waits until the array is computed.
+constexpr const char* kBeforeDlpack = "to_dlpack_for_read";
+
 Captured capture_dlpack(nb::handle tensor, std::string_view name) {
-  nb::object capsule = tensor.attr("__dlpack__")();
+  nb::object capsule = tensor.attr(nb::hasattr(tensor, "__dlpack__") ? "__dlpack__" : kBeforeDlpack)();
   Captured captured = from_dlpack(tensor_in(capsule), name);
   if (captured.device != nullptr) {
     // The producer makes the given stream wait for its work. A call without a stream is cheap on the CPU.
@@ -316,7 +319,7 @@ Captured capture(nb::handle tensor, std::string_view name) {
     return capture_dlpack(tensor, name);
   }
   if (access.buffer) return capture_buffer(tensor, name);
-  if (nb::hasattr(tensor, "__dlpack__")) return capture_dlpack(tensor, name);
+  if (nb::hasattr(tensor, "__dlpack__") || nb::hasattr(tensor, kBeforeDlpack)) return capture_dlpack(tensor, name);
   throw Error::invalid(
       std::string(name),
       "a " + spell_type(tensor) + " is no tensor; pass one with DLPack or the buffer protocol (torch, numpy, ...)");

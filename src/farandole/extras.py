@@ -1,11 +1,12 @@
 """Imports of packages that an extra of farandole installs."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from farandole.errors import MissingExtra
 
-__all__ = ["importing"]
+__all__ = ["importing", "prepare_mxnet"]
 
 # By package: its title, and the extras that install it.
 _EXTRAS = {
@@ -23,6 +24,7 @@ _EXTRAS = {
     "lightning_utilities": ("Lightning", "lightning"),
     "matplotlib": ("Matplotlib", "plots"),
     "mlflow": ("MLflow", "mlflow"),
+    "mxnet": ("MXNet", "mxnet"),
     "pandas": ("pandas", "spark"),
     "prometheus_client": ("Prometheus' client", "prometheus"),
     "py4j": ("PySpark", "spark"),
@@ -51,3 +53,17 @@ def importing(module: str) -> Iterator[None]:
         title, *extras = _EXTRAS[error.name]
         own = module.split(".")[1]
         raise MissingExtra(module, title, own if own in extras else extras[0], error.name) from None
+
+
+def prepare_mxnet() -> None:
+    """Give NumPy the name `bool` again, with a warning, if MXNet is about to be imported and needs it.
+
+    MXNet 1.9 and 2.0b1 read `numpy.bool`, which NumPy 1.24 to 1.26 lack."""
+    import numpy
+
+    if (1, 24) <= tuple(map(int, numpy.__version__.split(".")[:2])) < (2, 0) and "bool" not in vars(numpy):
+        warnings.warn(
+            f"MXNet needs numpy.bool, which NumPy {numpy.__version__} lacks: it is numpy.bool_ from now on",
+            stacklevel=2,
+        )
+        setattr(numpy, "bool", numpy.bool_)  # noqa: B010  # NumPy's types do not know this old name

@@ -160,7 +160,6 @@ ABSENT_MODULES: Mapping[str, str] = {
     "store.get_train_data_path() and store.get_val_data_path(), with vectors as arrays",
     "horovod.spark.conf": ELASTIC,
     "horovod.spark.tensorflow": _NO_SERVICES,
-    "horovod.mxnet": "MXNet comes in a later version",
     **{f"horovod.runner.{module}": _INSIDE for module in ("http", "driver", "service", "task", "util")},
     "horovod.runner.common.service": _INSIDE,
     **{f"horovod.runner.common.util.{module}": why for module, why in _RUNNER_UTIL.items()},

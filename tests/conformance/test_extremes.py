@@ -79,7 +79,7 @@ def test_no_dimensions_and_no_rows(binding: Binding, hosts: int) -> None:
             assert tuple(hvd.allgather(empty).shape) == (3 * shape[0], *shape[1:])
             assert tuple(hvd.alltoall(empty).shape) == shape
             assert tuple(hvd.reducescatter(empty, op=Sum).shape) == (shape[0] // 3, *shape[1:])
-        ragged = binding.make(np.full((rank * 2, 2), rank), "int16")
+        ragged = binding.make(np.full((rank * 2, 2), rank), binding.integers[1])
         assert binding.read(hvd.allgather(ragged))[:, 0].tolist() == [1, 1, 2, 2, 2, 2]
         got, received = hvd.alltoall(ragged, splits=[0, rank, rank])
         assert binding.read(received).tolist() == ([0, 0, 0] if rank == 0 else [0, 1, 2])
@@ -94,7 +94,7 @@ def test_groups_of_every_kind(binding: Binding, hosts: int) -> None:
     def body(context: Context) -> None:
         hvd, rank = binding.hvd, context.rank
         tensors = [
-            binding.make(np.full((rank + 1, 2), rank), "int16"),
+            binding.make(np.full((rank + 1, 2), rank), binding.integers[1]),
             binding.make(np.full((0, 3), rank), "float64"),
             binding.make(np.full((2 - rank,), True), "bool"),
         ]

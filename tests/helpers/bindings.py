@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -101,6 +102,25 @@ def _jax() -> Binding:
     return Binding("jax", farandole.jax, make, read, FLOATS, INTEGERS)
 
 
+def _mxnet() -> Binding:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it uses names that NumPy and Python have deprecated
+        import farandole.mxnet
+    import mxnet
+
+    def make(values: Array, dtype: str) -> Any:
+        with mxnet.util.np_shape(True):
+            return mxnet.nd.array(np.array(values), dtype=dtype)
+
+    def read(array: Any) -> Array:
+        with mxnet.util.np_shape(True):
+            values: Array = array.asnumpy()
+        return values
+
+    floats = tuple(name for name in FLOATS if name != "bfloat16")
+    return Binding("mxnet", farandole.mxnet, make, read, floats, ("int8", "int32", "int64", "uint8"))
+
+
 def _device_arrays() -> list[Binding]:
     """Return bindings for arrays in the memory of the stand-in for CUDA, which stays loaded in this process."""
     from helpers.device_arrays import DeviceArray, ExchangeArray, ProtocolArray, binding_of
@@ -122,6 +142,7 @@ def _device_arrays() -> list[Binding]:
 BINDINGS = (
     _numpy(),
     *(_torch_bindings() if importlib.util.find_spec("torch") else []),
+    *([_mxnet()] if importlib.util.find_spec("mxnet") else []),
     *(_device_arrays() if os.environ.get("FARANDOLE_TEST_DEVICES") else []),
 )
 

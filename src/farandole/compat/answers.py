@@ -62,6 +62,7 @@ _EXTRAS = {
     "tensorflow": "tensorflow",
     "keras": "keras",
     "lightning_utilities": "lightning",
+    "mxnet": "mxnet",
     "ray": "ray",
 }
 
@@ -78,7 +79,12 @@ grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async groupe
 broadcast broadcast_ broadcast_async broadcast_async_ alltoall alltoall_async reducescatter reducescatter_async
 grouped_reducescatter grouped_reducescatter_async poll synchronize join barrier
 """
-_TORCH_STATE = "broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object"
+_OBJECTS = "broadcast_object allgather_object"
+_TORCH_STATE = f"broadcast_parameters broadcast_optimizer_state {_OBJECTS}"
+_MXNET_OPS = f"""
+{_BASICS} Compression ProcessSet global_process_set allreduce allreduce_ grouped_allreduce grouped_allreduce_
+allgather grouped_allgather broadcast broadcast_ alltoall reducescatter grouped_reducescatter
+"""
 _TENSORFLOW_OPS = f"""
 {_BASICS} ProcessSet global_process_set add_process_set remove_process_set
 allgather grouped_allgather broadcast broadcast_ alltoall join
@@ -219,7 +225,17 @@ MODULES: Mapping[str, Module] = {
         own=_from("farandole.compat.horovod_keras", "BestModelCheckpoint"),
         known=_CALLBACKS,
     ),
-    "horovod.mxnet": Module(by="farandole.mxnet", every=True),
+    "horovod.mxnet": Module(
+        by="farandole.mxnet",
+        every=True,
+        own=_CHECK_EXTENSION,
+        parts="mpi_ops compression functions",
+        known=f"{_MXNET_OPS} {_PROCESS_SETS} {_OBJECTS} DistributedOptimizer DistributedTrainer broadcast_parameters",
+        needs="mxnet",
+    ),
+    "horovod.mxnet.mpi_ops": Module(by="farandole.mxnet", own=_OPERATIONS, known=_MXNET_OPS),
+    "horovod.mxnet.functions": Module(by="farandole.mxnet", known=_OBJECTS),
+    "horovod.mxnet.compression": Module(by="farandole.mxnet", own=_compression("mxnet"), known="Compression"),
     # What frameworks share
     "horovod.common": Module(parts="basics exceptions process_sets util"),
     "horovod.common.basics": Module(own=_from("farandole.compat.basics", "HorovodBasics")),

@@ -14,6 +14,7 @@ from farandole.compat import answers
 from farandole.compat.answers import IMPORTABLE, MODULES, PACKAGES
 from farandole.compat.speech import Speech
 from farandole.errors import ConfigError
+from farandole.extras import prepare_mxnet
 
 __all__ = ["install", "uninstall"]
 
@@ -68,6 +69,8 @@ class Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of a module of Horovod, or one that raises the reason for its absence. None for others."""
+        if fullname == "mxnet":  # programs import it before `horovod.mxnet`
+            prepare_mxnet()
         if fullname.partition(".")[0] not in PACKAGES:
             return None
         missing = answers.missing_module(fullname)

@@ -14,7 +14,7 @@ from helpers.installed import require, require_imports_of
 from system.launched import farandole
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith("mxnet"))
 
 # How the programs are run; those that are not named here, as they are.
 RUNS = {

@@ -15,8 +15,9 @@ import pytest
 
 import farandole
 from farandole.compat import install, uninstall
-from farandole.compat.answers import IMPORTABLE, MODULES, VERSION, missing_module, missing_package
+from farandole.compat.answers import IMPORTABLE, MODULES, VERSION, Module, missing_module, missing_package
 from farandole.errors import ConfigError
+from farandole.refusals import ABSENT_MODULES
 
 torch = pytest.importorskip("torch")
 
@@ -109,7 +110,7 @@ def test_every_module_of_the_table_is_there_or_says_why(frameworks: None, instal
     assert refused.keys() == missing.keys()
     # What is above a module is imported first, and speaks for itself.
     assert set(refused.values()) <= set(missing.values())
-    assert {"horovod.mxnet", "horovod.tensorflow.elastic"} <= refused.keys()
+    assert {"horovod.ray.elastic", "horovod.tensorflow.elastic"} <= refused.keys()
     assert not {"horovod.torch", "horovod.runner", "horovod.common"} & refused.keys()
 
 
@@ -139,12 +140,13 @@ sys.exit(run_commandline(["--check-build"]))
 
 
 def test_without_any_framework_and_spark_each_module_names_what_to_install() -> None:
-    packages = ("jax", "keras", "pyspark", "ray", "tensorflow", "torch")
+    packages = ("jax", "keras", "mxnet", "pyspark", "ray", "tensorflow", "torch")
     done = python(WITHOUT.format(packages=packages))
     assert (done.returncode, done.stderr) == (0, "")
     said = done.stdout.splitlines()
     for module, package, extra in (
         ("horovod.torch", "torch", "torch"),
+        ("horovod.mxnet", "mxnet", "mxnet"),
         ("horovod.spark", "pyspark", "spark"),
         ("sparkdl", "pyspark", "spark"),
         ("petastorm.spark", "pyspark", "spark"),
@@ -159,7 +161,6 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
 @pytest.mark.parametrize(
     ("statement", "sentence"),
     [
-        ("import horovod.mxnet", "MXNet comes in a later version"),
         ("from horovod.ray import ElasticRayExecutor", "elastic"),
         ("from horovod.spark.common import util", "fit takes the DataFrame itself"),
         ("from horovod.spark.torch import remote", "it is the inside of Horovod's Spark jobs"),
@@ -200,19 +201,21 @@ def test_names_of_horovods_that_are_not_there_are_called_by_their_name(installed
         hvd.nothing  # noqa: B018
 
 
-def test_a_binding_is_answered_by_as_soon_as_it_is_there(
+def test_a_module_is_answered_by_as_soon_as_it_is_there(
     installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sentence = "horovod.mxnet.functions is not part of farandole"
-    assert (missing_module("horovod.mxnet.functions") or "").startswith(sentence)
-    (tmp_path / "mxnet.py").write_text("__all__ = ['allreduce']\nallreduce = 'ours'\nhidden = 1\n")
+    monkeypatch.setitem(MODULES, "horovod.novel", Module(by="farandole.novel", every=True))
+    monkeypatch.setitem(ABSENT_MODULES, "horovod.novel", "it comes in a later version")
+    sentence = "horovod.novel.functions is not part of farandole"
+    assert (missing_module("horovod.novel.functions") or "").startswith(sentence)
+    (tmp_path / "novel.py").write_text("__all__ = ['allreduce']\nallreduce = 'ours'\nhidden = 1\n")
     monkeypatch.setattr(farandole, "__path__", [*farandole.__path__, str(tmp_path)])
     try:
-        hvd = importlib.import_module("horovod.mxnet")
+        hvd = importlib.import_module("horovod.novel")
         assert (hvd.__all__, hvd.allreduce, hasattr(hvd, "hidden")) == (["allreduce"], "ours", False)
     finally:
-        sys.modules.pop("farandole.mxnet", None)
-        vars(farandole).pop("mxnet", None)
+        sys.modules.pop("farandole.novel", None)
+        vars(farandole).pop("novel", None)
 
 
 def test_availability_can_be_asked_for(installed: None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import api_table
 import pytest
 from api_table import differing, find, read_interface, render
+from mxnet_stand_in import mxnet_stand_in
 
 from farandole.compat import install, uninstall
 from farandole.compat.answers import missing_package
@@ -20,9 +21,10 @@ MODULES = list(dict.fromkeys(entry.module for entry in INTERFACE))
 
 @pytest.fixture(autouse=True)
 def installed(frameworks: None) -> Iterator[None]:
-    install()
-    yield
-    uninstall()
+    with mxnet_stand_in():
+        install()
+        yield
+        uninstall()
 
 
 @pytest.mark.parametrize("module", MODULES)
