@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.launch.cores import available_cores
 from system.launched import PATIENCE, REAPED, command, farandole, launched
 
 # Each rank and a daemon of it in a session of its own leave their process ids; then the rank sleeps.
@@ -44,6 +45,35 @@ def test_streams_timestamps_and_files(tmp_path: Path) -> None:
         assert len(shown.splitlines()) == 2
     assert re.fullmatch(rf"{stamp} out\n", (tmp_path / "rank.1" / "stdout").read_text())
     assert re.fullmatch(rf"{stamp} err\n", (tmp_path / "rank.0" / "stderr").read_text())
+
+
+def test_shown_ranks_and_files_of_all(tmp_path: Path) -> None:
+    options = ("--output-filename", str(tmp_path), "--output-filter", "rank1")
+    done = farandole("run", "-np", "3", *options, "sh", "-c", "echo $FARANDOLE_RANK; echo err >&2")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1] 1\n", "[1] err\n")
+    assert [(tmp_path / f"rank.{rank}" / "stdout").read_text() for rank in range(3)] == ["0\n", "1\n", "2\n"]
+
+
+def test_as_many_ranks_as_cores_or_slots() -> None:
+    done = farandole("run", "--nproc", "auto", "sh", "-c", "echo $FARANDOLE_SIZE")
+    assert done.stdout.splitlines().count(f"[0] {available_cores()}") == 1
+    done = farandole("run", "-np", "auto", "-H", "localhost:3", "--output-filter", "0", "sh", "-c", "echo $WORLD_SIZE")
+    assert done.stdout == "[0] 3\n"
+
+
+def test_restarts() -> None:
+    script = "echo $FARANDOLE_RANK $TORCHELASTIC_RESTART_COUNT/$TORCHELASTIC_MAX_RESTARTS; "
+    fails = script + "test $FARANDOLE_RANK = 0 || exit $((7 + TORCHELASTIC_RESTART_COUNT))"
+    done = farandole("run", "-np", "2", "--max-restarts", "1", "sh", "-c", fails)
+    assert done.returncode == 8
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 0/1", "[0] 0 1/1", "[1] 1 0/1", "[1] 1 1/1"]
+    again = "farandole: rank 1 failed: exited with code 7; all ranks start again (restart 1 of 1)"
+    last = ["farandole: rank 1 failed in attempt 2: exited with code 8"]
+    last += ["attempt 1: rank 1 failed: exited with code 7"]
+    assert done.stderr.splitlines()[:3] == [again, *last]
+    passes = script + "test $TORCHELASTIC_RESTART_COUNT = 1 || exit 1"
+    done = farandole("run", "-np", "2", "--max-restarts", "3", "sh", "-c", passes)
+    assert (done.returncode, done.stderr.count("start again")) == (0, 1)
 
 
 def test_long_lines_of_many_ranks_stay_whole() -> None:

@@ -1,13 +1,15 @@
 """The `farandole` command: `farandole run -np 2 python train.py` runs a program as N ranks."""
 
 import argparse
+import functools
 import logging
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -15,9 +17,11 @@ from typing import NoReturn
 import farandole
 from farandole.config import Config
 from farandole.errors import ConfigError, HostsError, SlotsError
+from farandole.launch.attempts import Attempts
 from farandole.launch.backend import Command
-from farandole.launch.backends import choose_backend, find_site, variables_of_ranks
+from farandole.launch.backends import choose_backend, find_site, named_hosts, variables_of_ranks
 from farandole.launch.backends.ssh import Ssh
+from farandole.launch.cores import available_cores
 from farandole.launch.elastic.job import ElasticJob
 from farandole.launch.elastic.options import Elastic, add_elastic_options
 from farandole.launch.environment import refuse_mpi, with_settings
@@ -26,12 +30,15 @@ from farandole.launch.hosts import is_local
 from farandole.launch.installed import report
 from farandole.launch.job import Job, open_job
 from farandole.launch.options import (
+    AUTO,
     CommandParser,
     Given,
     add_horovod_options,
     add_setting_options,
     add_ssh_options,
-    positive_count,
+    rank_count,
+    ranks_named,
+    whole_number,
 )
 from farandole.launch.output import Output
 from farandole.launch.starters import STARTERS, find_starter
@@ -137,9 +144,13 @@ def launch(
         if given.num_proc is None and (starter is not None or not counted):
             parser.error("the number of ranks is missing: -np N")
         settings = Config.from_environment(environment, **given.settings)
+        if given.num_proc == AUTO:
+            given.num_proc = _count_ranks(given, site is not None, settings.start_timeout)
         if starter is not None:
             if elastic.asked:
                 parser.error("mpirun ends all ranks when one is lost: leave --mpi out, or the options of elastic jobs")
+            if given.output_filter is not None or given.max_restarts:
+                parser.error("mpirun prints all lines and starts once: leave --output-filter and --max-restarts out")
             starter.start(given, given.hosts, settings, environment)
         return _run(given, elastic, settings, environment, output)
     except (ConfigError, HostsError, SlotsError) as error:
@@ -151,31 +162,34 @@ def _run(given: Given, elastic: Elastic, settings: Config, environment: Mapping[
     ssh = Ssh(command=given.ssh_command, port=given.ssh_port, identity_file=given.ssh_identity_file)
     ranks = with_settings(variables_of_ranks(environment), settings, given.settings)
     num_proc, here = given.num_proc, False
-    job: AbstractContextManager[Job | ElasticJob]
+    open_attempt: Callable[[Mapping[str, str]], AbstractContextManager[Job | ElasticJob]]
     if elastic.asked:
         num_proc = elastic.limits(num_proc, settings).wanted
-        job = elastic.open_job(num_proc, ranks, settings, hosts=given.hosts, hostfile=given.hostfile, shell=ssh)
+        open_attempt = functools.partial(
+            elastic.open_job, num_proc, settings=settings, hosts=given.hosts, hostfile=given.hostfile, shell=ssh
+        )
     else:
         backend = choose_backend(given.hosts, given.hostfile, num_proc, ssh, settings.interface, settings.start_timeout)
         num_proc = num_proc or sum(host.slots for host in backend.hosts)
         here = all(is_local(host.name) for host in backend.hosts)
-        job = open_job(num_proc, ranks, backend=backend, binding=given.binding)
+        open_attempt = functools.partial(open_job, num_proc, backend=backend, binding=given.binding)
+        if given.output_filter and max(given.output_filter) >= num_proc:
+            raise ConfigError("output_filter", f"names rank {max(given.output_filter)} of {num_proc}, counted from 0")
     refuse_mpi(settings, num_proc)
     # Other hosts may have a program that this machine lacks.
     unusable = _check_program(given.command[0], ranks) if here else None
     if unusable is not None:
         return unusable
     directory = None if given.output_filename is None else Path(given.output_filename)
-    failure: Failure | None = None
+    attempts = Attempts(given.max_restarts)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # ignored on purpose, as below nohup
             signal.signal(number, _signaled)
     try:
         with (
-            kind(num_proc, timestamp=given.timestamp, directory=directory) as output,
-            job as started,
+            kind(num_proc, timestamp=given.timestamp, directory=directory, shown=given.output_filter) as output,
         ):
-            failure = started.run(Command(given.command), output)
+            attempts.run(open_attempt, ranks, Command(given.command), output)
     except KeyboardInterrupt:
         log.error("interrupted; all ranks have been ended")
         return INTERRUPTED
@@ -183,23 +197,29 @@ def _run(given: Given, elastic: Elastic, settings: Config, environment: Mapping[
         log.error("ended by %s; all ranks have been ended", signal.Signals(end.number).name)
         return 128 + end.number
     except ConfigError as error:
-        if failure is None:
+        if not attempts.code:
             raise
-        _report(failure, num_proc)
+        _report(attempts.failures, num_proc)
         log.error("%s", error)  # the problem at the end of the job: an output file lacks lines
-        return failure.code
-    if failure is None:
-        return 0
-    _report(failure, num_proc)
-    return failure.code
+        return attempts.code
+    if attempts.code:
+        _report(attempts.failures, num_proc)
+    return attempts.code
+
+
+def _count_ranks(given: Given, at_site: bool, timeout: timedelta) -> int:
+    """Return the number of slots of the named hosts or those of the site, else of usable cores of this machine."""
+    if not at_site and given.hosts is None and given.hostfile is None:
+        return available_cores()
+    return sum(host.slots for host in named_hosts(given.hosts, given.hostfile, AUTO, timeout))
 
 
 def _signaled(number: int, frame: FrameType | None) -> NoReturn:
     raise _Signaled(number)
 
 
-def _report(failure: Failure, num_proc: int) -> None:
-    error = failure.error()
+def _report(failures: Sequence[Failure], num_proc: int) -> None:
+    error = failures[-1].error([f"rank {each.rank} failed: {each.reason}" for each in failures[:-1]])
     if num_proc == 1:
         error.tail = ()  # the rank's last lines were printed just before
     log.error("%s", error)
@@ -271,13 +291,33 @@ def run_parser(
         epilog=RUN_EXAMPLES.replace("farandole run", prog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    ranks = run.add_argument_group("ranks")
+    _add_rank_options(run)
+    add_elastic_options(run)
+    add_ssh_options(run)
+    for starter in STARTERS:
+        starter.add_options(run)
+    _add_output_options(run)
+    about = run.add_argument_group("information")
+    about.add_argument("-v", "--version", action="version", version=version)
+    about.add_argument("-cb", "--check-build", action="store_true", help="show the installed parts and exit")
+    add_setting_options(run)
+    if config_file is not None:
+        run.add_argument("--config-file", action=config_file, metavar="FILE", help="options as a file of YAML")
+    add_horovod_options(run, but=() if config_file is None else ("--config-file",))
+    run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return run
+
+
+def _add_rank_options(parser: argparse.ArgumentParser) -> None:
+    ranks = parser.add_argument_group("ranks")
     ranks.add_argument(
         "-np",
         "--num-proc",
-        type=positive_count,
+        "--nproc",
+        type=rank_count,
         metavar="N",
-        help="number of ranks; may be left out in a launcher's pod of Kubernetes' MPI operator, for one in each slot",
+        help="number of ranks; auto: one in each slot of the hosts, or for each core of this machine that may be used. "
+        "May be left out in a launcher's pod of Kubernetes' MPI operator, for one in each slot",
     )
     where = ranks.add_mutually_exclusive_group()
     where.add_argument(
@@ -293,12 +333,25 @@ def run_parser(
         default="none",
         help="cores: each rank runs on its own share of this machine's cores (default: none)",
     )
-    add_elastic_options(run)
-    add_ssh_options(run)
-    for starter in STARTERS:
-        starter.add_options(run)
-    output = run.add_argument_group("output")
+    ranks.add_argument(
+        "--max-restarts",
+        type=whole_number,
+        default=0,
+        metavar="N",
+        help="start all ranks again after a failure, up to N times; TORCHELASTIC_RESTART_COUNT counts them from 0 for "
+        "the ranks (default: 0)",
+    )
+
+
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
+    output = parser.add_argument_group("output")
     output.add_argument("--output-filename", metavar="DIRECTORY", help="also write DIRECTORY/rank.N/stdout and stderr")
+    output.add_argument(
+        "--output-filter",
+        type=ranks_named,
+        metavar="RANKS",
+        help="show the lines of these ranks only, such as rank0 or 0,4-7; files get all lines",
+    )
     output.add_argument(
         "-prefix-timestamp",
         "--prefix-output-with-timestamp",
@@ -307,15 +360,6 @@ def run_parser(
         help="put the time before each line",
     )
     output.add_argument("--verbose", action="store_true", help="log the launcher's actions")
-    about = run.add_argument_group("information")
-    about.add_argument("-v", "--version", action="version", version=version)
-    about.add_argument("-cb", "--check-build", action="store_true", help="show the installed parts and exit")
-    add_setting_options(run)
-    if config_file is not None:
-        run.add_argument("--config-file", action=config_file, metavar="FILE", help="options as a file of YAML")
-    add_horovod_options(run, but=() if config_file is None else ("--config-file",))
-    run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    return run
 
 
 if __name__ == "__main__":

@@ -14,14 +14,21 @@ from farandole.refusals import IGNORED_OPTIONS, REFUSED_OPTIONS
 from farandole.settings import Flag, Setting
 
 __all__ = [
+    "AUTO",
     "CommandParser",
     "Given",
     "add_horovod_options",
     "add_setting_options",
     "add_ssh_options",
     "positive_count",
+    "rank_count",
+    "ranks_named",
     "shell_words",
+    "whole_number",
 ]
+
+
+AUTO = 0  # number of ranks: one for each slot of the hosts, or each usable core of this machine
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -76,6 +83,8 @@ class Given(argparse.Namespace):
     binding: Literal["none", "cores"]
     output_filename: str | None
     timestamp: bool
+    output_filter: Sequence[int] | None  # ranks
+    max_restarts: int
     verbose: bool
     check_build: bool
     min_num_proc: int | None
@@ -122,11 +131,32 @@ def add_ssh_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def whole_number(text: str, least: int = 0) -> int:
+    """Read a whole number of at least `least`; raises argparse's error for anything else."""
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= {least}, got {text!r}")
+    return int(text)
+
+
 def positive_count(text: str) -> int:
     """Read a whole number of at least 1; raises argparse's error for anything else."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
-    return int(text)
+    return whole_number(text, 1)
+
+
+def rank_count(text: str) -> int:
+    """Read a number of ranks; "auto" is `AUTO`. Raises argparse's error for anything else."""
+    return AUTO if text == "auto" else positive_count(text)
+
+
+def ranks_named(text: str) -> Sequence[int]:
+    """Read a list of ranks, such as "rank0" or "0,4-7"; raises argparse's error for anything else."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(?:rank)?([0-9]+)(?:-([0-9]+))?", part.strip(), re.ASCII)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise argparse.ArgumentTypeError(f"must be ranks, as in rank0 or 0,4-7, got {text!r}")
+        ranks += range(int(found[1]), int(found[2] or found[1]) + 1)
+    return ranks
 
 
 def shell_words(text: str) -> str:

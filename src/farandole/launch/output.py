@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import threading
+from collections.abc import Container
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,8 @@ class Output:
     """Prints each line of each rank as "[rank] line"; a context manager, called from the threads of all ranks.
 
     Lines keep their stream, standard output or standard error, and are never mixed. With `directory`, the files
-    `rank.<rank>/stdout` and `stderr` in it get the lines too, without the prefix."""
+    `rank.<rank>/stdout` and `stderr` in it get the lines too, without the prefix. Of `shown`, if given, are the ranks
+    whose lines are printed; the files get those of all ranks."""
 
     def __init__(
         self,
@@ -25,6 +27,7 @@ class Output:
         *,
         timestamp: bool = False,
         directory: Path | None = None,
+        shown: Container[int] | None = None,
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
     ) -> None:
@@ -32,7 +35,7 @@ class Output:
             "stdout": sys.stdout if stdout is None else stdout,
             "stderr": sys.stderr if stderr is None else stderr,
         }
-        self._timestamp = timestamp
+        self._timestamp, self._shown = timestamp, shown
         self._writing = threading.Lock()
         self._files: dict[tuple[int, str], TextIO] = {}
         self._directory, self._digits = directory, len(str(num_proc - 1))
@@ -56,6 +59,8 @@ class Output:
                 if (rank, stream) not in self._files:
                     self._open(rank)  # a process that an elastic job has started later
                 self._write_to_file(self._files[rank, stream], f"{stamp}{line}\n")
+            if self._shown is not None and rank not in self._shown:
+                return
             try:
                 out.write(text)
             except UnicodeEncodeError:

@@ -15,7 +15,7 @@ from farandole.config import Config
 from farandole.launch import cli
 from farandole.launch.doctor.command import doctor_parser
 from farandole.launch.environment import with_settings
-from farandole.launch.options import ALIASES, Given, add_horovod_options, add_setting_options
+from farandole.launch.options import ALIASES, Given, add_horovod_options, add_setting_options, ranks_named
 from farandole.launch.timeline_command import timeline_parser
 from farandole.refusals import IGNORED_OPTIONS, REFUSED_OPTIONS
 
@@ -96,6 +96,10 @@ def test_what_cannot_be_is_refused_by_name(flag: str, values: int, capsys: pytes
         (("run", "-np", "2", "--no-such-option", "true"), "unrecognized arguments: --no-such-option\n"),
         (("run", "-np", "2", "--timelien", "t.json", "true"), "arguments: --timelien; did you mean --timeline?"),
         (("run", "--timelien=t.json", "-np", "2", "true"), "--timelien=t.json; did you mean --timeline?"),
+        (("run", "-np", "some", "true"), "must be a whole number >= 1, got 'some'"),
+        (("run", "-np", "2", "--max-restarts", "-1", "true"), "must be a whole number >= 0, got '-1'"),
+        (("run", "-np", "2", "--output-filter", "rank3-1", "true"), "must be ranks, as in rank0 or 0,4-7"),
+        (("run", "-np", "2", "--mpi", "--max-restarts", "1", "true"), "mpirun prints all lines and starts once"),
         (("docter",), "did you mean doctor?"),
         (("doctor", "--hots", "a,b"), "did you mean --hosts?"),
         (("timeline", "reprot", "t.json"), "did you mean report?"),
@@ -112,6 +116,16 @@ def test_version(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit, match="0"):
         cli.main(words)
     assert capsys.readouterr().out == f"farandole {farandole.__version__}\n"
+
+
+def test_names_of_ranks() -> None:
+    assert list(ranks_named("rank0")) == [0]
+    assert list(ranks_named("0, 4-6,rank9")) == [0, 4, 5, 6, 9]
+
+
+def test_a_filter_of_ranks_that_there_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    assert cli.main(("run", "-np", "2", "--output-filter", "2", "true")) == 2
+    assert "output_filter: names rank 2 of 2, counted from 0" in caplog.text
 
 
 def test_check_build(capsys: pytest.CaptureFixture[str]) -> None:

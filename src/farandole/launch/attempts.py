@@ -1,0 +1,55 @@
+"""Attempts of `farandole run --max-restarts N`: all ranks start again after a failure."""
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+from farandole.launch.backend import OnLine, Task
+from farandole.launch.elastic.job import ElasticJob
+from farandole.launch.failures import OUTPUT_REFUSED, Failure
+from farandole.launch.job import Job
+
+__all__ = ["MOST", "NUMBER", "Attempts"]
+
+log = logging.getLogger(__name__)
+
+# torchrun's names for the ranks' variables: the restarts before this attempt, and the most that there can be.
+NUMBER, MOST = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
+
+
+class Attempts:
+    """The attempts of one run: the first, and up to `restarts` further ones."""
+
+    def __init__(self, restarts: int) -> None:
+        self._restarts = restarts
+        self.failures: list[Failure] = []  # one for each attempt, but not for one that ended well
+        self.code = 0  # exit code of the newest attempt
+
+    def run(
+        self,
+        open_attempt: Callable[[Mapping[str, str]], AbstractContextManager[Job | ElasticJob]],
+        environment: Mapping[str, str],
+        task: Task,
+        on_line: OnLine,
+    ) -> None:
+        """Run `task` as jobs of `open_attempt`, called with the ranks' environment, until one ends well.
+
+        All processes of an attempt have ended when the next begins. Lost output is final: its reader is gone."""
+        for number in range(self._restarts + 1):
+            own = {NUMBER: str(number), MOST: str(self._restarts)} if self._restarts else {}
+            with open_attempt({**environment, **own}) as job:
+                failure = job.run(task, on_line)
+            self.code = 0 if failure is None else failure.code
+            if failure is None:
+                return
+            self.failures.append(failure)
+            if failure.reason.startswith(OUTPUT_REFUSED):
+                return
+            if number < self._restarts:
+                log.warning(
+                    "rank %d failed: %s; all ranks start again (restart %d of %d)",
+                    failure.rank,
+                    failure.reason,
+                    number + 1,
+                    self._restarts,
+                )
