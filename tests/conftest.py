@@ -136,7 +136,7 @@ def _end_reading_processes() -> None:
     """End the processes that wait for another loader; they may stay for a minute."""
     if "farandole.data.loading.process_pool" in sys.modules:
         pool = sys.modules["farandole.data.loading.process_pool"]
-        for process in pool._idle_processes()._processes:
+        for process in pool._idle_processes():
             process.kill()  # which takes less time than the end of its interpreter
         pool.end_idle()
 

@@ -3,31 +3,19 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, Protocol
+from typing import Literal
 
 from farandole.data.formats.selection import Condition, Predicate
 from farandole.data.loading.agreement import Gather
 from farandole.data.loading.reading import Reading
-from farandole.data.loading.rounds import Columns
 from farandole.data.loading.settings import check_count
+from farandole.data.transform import TransformSpec
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_READER_ARGUMENTS, REFUSED_READER_ARGUMENTS
 
-__all__ = ["ReaderOptions", "Transforming"]
+__all__ = ["ReaderOptions"]
 
 log = logging.getLogger(__name__)
-
-
-class Transforming(Protocol):
-    """Protocol of a `transform_spec`; `farandole.data.transform.TransformSpec` is one."""
-
-    def frames(self, columns: Columns) -> Columns:
-        """Transform rows as one frame."""
-        ...
-
-    def rows(self, columns: Columns) -> Columns:
-        """Transform rows one by one."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +47,7 @@ class ReaderOptions:
     cache_row_size_estimate: int | None = None
     cache_extra_settings: Mapping[str, object] | None = None
     hdfs_driver: str = "libhdfs3"
-    transform_spec: Transforming | None = None
+    transform_spec: TransformSpec | None = None
     filters: Sequence[Condition] | Sequence[Sequence[Condition]] | None = None
     storage_options: Mapping[str, object] | None = field(default=None, repr=False)  # holds secrets
     zmq_copy_buffers: bool = True

@@ -56,7 +56,9 @@ class CachedSource(DerivedSource):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(f"{_UNFINISHED}*"):
-                _remove_if_abandoned(left)
+                with suppress(FileNotFoundError):  # its rank has completed it, or another rank has removed it
+                    if time.time() - left.stat().st_mtime > _ABANDONED:
+                        left.unlink()
         except OSError as error:
             raise CacheError(str(folder), f"cannot be used ({error.strerror}); name another folder") from error
 
@@ -158,12 +160,3 @@ class CachedSource(DerivedSource):
 def _head(content: pa.Buffer | memoryview) -> bytes:
     """Return the first `_HEAD` bytes of a cache file with this content: a mark and a checksum."""
     return b"farandole crc32 %08x" % zlib.crc32(content) + bytes(_HEAD - 24)
-
-
-def _remove_if_abandoned(path: Path) -> None:
-    try:
-        written = path.stat().st_mtime
-    except FileNotFoundError:
-        return  # its rank has completed it, or another rank has removed it
-    if time.time() - written > _ABANDONED:
-        path.unlink(missing_ok=True)

@@ -253,12 +253,10 @@ def _plan(name: str, kind: pa.DataType, seen: pa.ChunkedArray, options: FieldOpt
         fill = _checked_fill(name, kind, fill)
     if _is_number(kind):
         return Numbers(name=name, kind=str(kind), fill=fill)
-    if is_text(kind):
-        if name in options.vocabulary:
-            words = tuple(options.vocabulary[name])
-            return Codes(name=name, kind=f"int64, one of {len(words)} words", fill=fill, words=words)
-        return Objects(name=name, kind=str(kind), fill=fill)
-    if is_binary(kind) or pa.types.is_fixed_size_binary(kind):
+    if is_text(kind) and name in options.vocabulary:
+        words = tuple(options.vocabulary[name])
+        return Codes(name=name, kind=f"int64, one of {len(words)} words", fill=fill, words=words)
+    if is_text(kind) or is_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return Objects(name=name, kind=str(kind), fill=fill)
     if _is_tensor(kind):
         shape = tuple(kind.shape)

@@ -89,13 +89,13 @@ class Files:
     verify: bool = False  # compare the checksums of Parquet's pages
 
     @classmethod
-    def at(cls, url: str, options: Mapping[str, object] | None = None, gone: str = "", *, warn: bool = True) -> "Files":
+    def at(cls, url: str, options: Mapping[str, object] | None = None, *, warn: bool = True) -> "Files":
         """Return the file system of a URL, with a client for ranges if its store has one; makes no request.
 
         With `warn`, logs a warning if that client cannot be made. A new client takes half a second to connect, so keep
         the result."""
         fs, _ = open_url(url, options or {})
-        return cls(fs, gone, range_client(url, options or {}, fs, warn=warn))
+        return cls(fs, client=range_client(url, options or {}, fs, warn=warn))
 
     @classmethod
     def find(

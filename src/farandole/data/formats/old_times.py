@@ -29,7 +29,8 @@ def times_as_meant(
 
     `is_julian` says which files count in another calendar. Raises `DataError` for old times in a time zone other than
     UTC or within arrays, and for INT96 times that nanoseconds cannot hold."""
-    names = [field.name for field in table.schema if _is_time(_item(field.type))]
+    kinds = {field.name: _item(field.type) for field in table.schema}
+    names = [name for name, kind in kinds.items() if pa.types.is_timestamp(kind) or pa.types.is_date(kind)]
     if not names or not table.num_rows:
         return table
     int96 = _int96_columns(footer, table.schema)
@@ -130,7 +131,3 @@ def _item(kind: pa.DataType) -> pa.DataType:
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
     return kind
-
-
-def _is_time(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 from farandole.data.formats.encryption import refuse_encrypted
 from farandole.data.formats.file_systems import Files, FilesSource
 from farandole.data.formats.old_times import is_julian, times_as_meant
-from farandole.data.formats.parquet_summary import Footer, Summary, footers_in, read_summary
+from farandole.data.formats.parquet_summary import Footer, footers_in, read_summary, spans_in
 from farandole.data.formats.partitions import add_partitions, partition_fields, value_in_path
 from farandole.data.formats.pruning import Bounds, bounded_kind
 from farandole.data.formats.row_groups import File, RowGroup, RowGroups
@@ -40,7 +41,7 @@ class ParquetFiles(FilesSource):
         opened = self._open_all(listed, gather)
         self._listed, footers = [file for file, _ in opened], [footer for _, footer in opened]
         self._footers = {file.path: footer for file, footer in zip(self._listed, footers, strict=True)}
-        own = one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
+        own = one_schema(self._listed, [footer.whole.schema.to_arrow_schema() for footer in footers])
         self._known_leaves: tuple[Sequence[str], pq.ParquetSchema, list[int]] | None = None  # of the latest footer
         self._schemas: dict[tuple[str, ...], pa.Schema] = {}
         paths = [file.path for file in self._listed]
@@ -59,7 +60,7 @@ class ParquetFiles(FilesSource):
             leaves = self._leaves(footer, columns)
             for number in range(footer.num_row_groups):
                 group = footer.row_group(number)
-                if len(leaves) == footer.num_columns:
+                if len(leaves) == footer.whole.num_columns:
                     total += group.total_byte_size
                 else:
                     total += sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
@@ -73,7 +74,7 @@ class ParquetFiles(FilesSource):
         footer = self._footers[row_group.file.path]
         buffered = not self._files.local and self._files.client is None
         with self._files.fetching(row_group.file) as opened:
-            opened.fetch(lambda: _spans_in(footer.row_group(row_group.number), self._leaves(footer, held)))
+            opened.fetch(lambda: spans_in(footer.row_group(row_group.number), self._leaves(footer, held)))
             # Footers of old writers state too few bytes, so Arrow reads beyond the columns' ranges.
             old = _OLD_WRITER.match(footer.whole.created_by or "")
             stream = opened.stream if old else opened.fetched()
@@ -89,16 +90,16 @@ class ParquetFiles(FilesSource):
         return add_partitions(table, row_group.file.path, partitions, self._base)
 
     def _leaves(self, footer: Footer, columns: Sequence[str]) -> list[int]:
-        schema, known = footer.schema, self._known_leaves
+        schema, known = footer.whole.schema, self._known_leaves
         # Most files have the same schema, and comparing schemas is faster than searching one.
         if known is None or known[0] != columns or not known[1].equals(schema):
-            known = self._known_leaves = columns, schema, _leaves(footer, set(columns))
+            known = self._known_leaves = columns, schema, _leaves(footer.whole, set(columns))
         return known[2]
 
     def _leaf(self, footer: Footer, column: str) -> int:
         """Return the number of the leaf of a column that is not nested."""
         leaves = self._leaves(footer, [column])
-        return next(leaf for leaf in leaves if footer.schema.column(leaf).path == column)
+        return next(leaf for leaf in leaves if footer.whole.schema.column(leaf).path == column)
 
     def _schema_of(self, columns: tuple[str, ...]) -> pa.Schema:
         if columns not in self._schemas:
@@ -149,57 +150,38 @@ class ParquetFiles(FilesSource):
         """Return each file, as it was when its footer was read, and the footer; collective with `gather`."""
         shared = self._files.client is not None
 
-        def summary_here() -> list[Summary]:
-            found = read_summary(self._files, listed)
-            return [] if found is None else [found]
-
+        look = partial(read_summary, self._files, listed)
         if shared and gather is not None:
-            summaries = from_first(summary_here, gather, place_in(gather)[0])
+            summary = from_first(look, gather, place_in(gather)[0])
         else:
-            summaries = together(summary_here, gather)
-        known = footers_in(summaries[0], listed, local=self._files.local) if summaries else {}
+            summary = together(look, gather)
+        known = footers_in(summary, listed, local=self._files.local) if summary is not None else {}
         unknown = [file for file in listed if file.path not in known]
         opened = iter(shared_out(unknown, self._open_some, gather, shared=shared))
-        made = []
-        for file in listed:
-            if file.path in known:
-                made.append((file, known[file.path]))
-            else:
-                now, whole = next(opened)
-                made.append((now, Footer(whole, 0, whole.num_row_groups)))
-        return made
+        return [(file, known[file.path]) if file.path in known else next(opened) for file in listed]
 
-    def _open_some(self, listed: Sequence[File]) -> list[tuple[File, pq.FileMetaData]]:
+    def _open_some(self, listed: Sequence[File]) -> list[tuple[File, Footer]]:
         if self._files.local:
             return [self._open(file) for file in listed]
         openers = _OPENERS if self._files.client is None else MOST_IN_FLIGHT
         with ThreadPoolExecutor(openers, thread_name_prefix="farandole-open") as pool:
             return list(pool.map(self._open, listed))
 
-    def _open(self, file: File) -> tuple[File, pq.FileMetaData]:
+    def _open(self, file: File) -> tuple[File, Footer]:
         with self._files.fetching(file) as opened:
             opened.fetch_tail()
             footer = pq.read_metadata(opened.stream)
             refuse_encrypted(opened.stream, footer, file.path)
-            return opened.file, footer
+            return opened.file, Footer(footer, 0, footer.num_row_groups)
 
 
-def spans_of(footer: Footer | pq.FileMetaData, row_groups: Iterable[int], columns: Iterable[str]) -> list[Span]:
+def spans_of(footer: pq.FileMetaData, row_groups: Iterable[int], columns: Iterable[str]) -> list[Span]:
     """Return the byte ranges of these columns of row groups in their file."""
     leaves = _leaves(footer, set(columns))
-    return [span for number in row_groups for span in _spans_in(footer.row_group(number), leaves)]
+    return [span for number in row_groups for span in spans_in(footer.row_group(number), leaves)]
 
 
-def _spans_in(row_group: pq.RowGroupMetaData, leaves: Iterable[int]) -> list[Span]:
-    spans = []
-    for leaf in leaves:
-        chunk = row_group.column(leaf)
-        first = chunk.dictionary_page_offset or chunk.data_page_offset
-        spans.append(Span(first, first + chunk.total_compressed_size))
-    return spans
-
-
-def _leaves(footer: Footer | pq.FileMetaData, columns: set[str]) -> list[int]:
+def _leaves(footer: pq.FileMetaData, columns: set[str]) -> list[int]:
     """Return the numbers of these columns' leaves, and perhaps of some others.
 
     A leaf of nested column "a" has a path such as "a.list.element". A column's own name may have dots, too: asking for

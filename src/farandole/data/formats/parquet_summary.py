@@ -2,7 +2,7 @@
 
 import logging
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 from farandole.data.formats.file_systems import Files
 from farandole.data.formats.places import inner_path
 from farandole.data.formats.row_groups import File
+from farandole.data.stores.ranges import Span
 from farandole.masking import mask
 
-__all__ = ["Footer", "Summary", "footers_in", "read_summary"]
+__all__ = ["Footer", "Summary", "footers_in", "read_summary", "spans_in"]
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +29,6 @@ class Footer:
     whole: pq.FileMetaData
     first: int
     num_row_groups: int
-
-    @property
-    def num_columns(self) -> int:
-        """The number of leaf columns."""
-        return int(self.whole.num_columns)
-
-    @property
-    def schema(self) -> pq.ParquetSchema:
-        """The schema of Parquet."""
-        return self.whole.schema
 
     def row_group(self, number: int) -> pq.RowGroupMetaData:
         """Return the metadata of the file's row group `number`."""
@@ -91,14 +82,14 @@ def footers_in(summary: Summary, listed: Sequence[File], *, local: bool) -> dict
         if not run or run[-1] - run[0] != len(run) - 1 or (local and float(file.mark) > float(summary.file.mark)):
             continue
         footer = Footer(whole, run[0], len(run))
-        if _end(footer) + _END_BYTES <= file.size:
+        last = footer.row_group(footer.num_row_groups - 1)
+        if max(span.last for span in spans_in(last, range(whole.num_columns))) + _END_BYTES <= file.size:
             found[file.path] = footer
     return found
 
 
-def _end(footer: Footer) -> int:
-    """Return the byte at which the file's last column chunk ends."""
-    last = footer.row_group(footer.num_row_groups - 1)
-    chunks = [last.column(leaf) for leaf in range(footer.num_columns)]
+def spans_in(row_group: pq.RowGroupMetaData, leaves: Iterable[int]) -> list[Span]:
+    """Return the byte ranges of these columns' chunks in their file."""
+    chunks = [row_group.column(leaf) for leaf in leaves]
     firsts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
-    return max(int(first + chunk.total_compressed_size) for first, chunk in zip(firsts, chunks, strict=True))
+    return [Span(first, first + chunk.total_compressed_size) for first, chunk in zip(firsts, chunks, strict=True)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -41,9 +41,6 @@ from farandole.data.loading.values import Values, ValuesOrLoose
 from farandole.data.stores.ranges import Span
 from farandole.data.stores.request_limiter import MOST_IN_FLIGHT
 from farandole.errors import ConfigError, DataError, SourceError
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 __all__ = ["FileSource", "Named", "files"]
 
@@ -298,30 +295,7 @@ class FileSource(FilesSource):
             if opened.far is not None:
                 opened.fetch(lambda: [Span(0, file.size if file.size >= 0 else _FIRST_BYTES)])
                 return self._format.blocks(io.BytesIO(opened.stream.read()), file.path)
-            return self._format.blocks(io.BufferedReader(_Raw(opened.stream)), file.path)
-
-
-class _Raw(io.RawIOBase):
-    """Adapter of an Arrow file for readers of the standard library."""
-
-    def __init__(self, stream: pa.NativeFile) -> None:
-        super().__init__()
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        return int(self._stream.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._stream.tell())
-
-    def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        return int(self._stream.readinto(buffer))
+            return self._format.blocks(io.BufferedReader(opened.stream), file.path)
 
 
 def _is_named(path: str, where: Named | None) -> bool:

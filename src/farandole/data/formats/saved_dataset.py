@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from farandole.data.formats.file_systems import Files, FilesSource
 from farandole.data.formats.places import Place, text_of
-from farandole.data.formats.row_groups import File, RowGroup
+from farandole.data.formats.row_groups import File, RowGroup, RowGroups
 from farandole.data.formats.schemas import one_schema, with_types
 from farandole.data.stores.ranges import Span
 from farandole.data.stores.urls import open_url
@@ -50,20 +50,18 @@ class SavedDataset(FilesSource):
         if not names or not all(names):
             raise SourceError(url, f"names no files of data in its {STATE}")
         self._listed = self._files.look([posixpath.join(folder, name) for name in names])
-        self._spans: dict[str, list[Span]] = {}
-        schemas, groups, sizes = [], [], 0
         with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
-            indexed = list(pool.map(self._index, self._listed))
-        for file, (schema, batches) in zip(self._listed, indexed, strict=True):
-            schemas.append(schema)
-            self._spans[file.path] = [span for span, _ in batches]
-            sizes += sum(span.last - span.first for span, _ in batches)
-            groups += [RowGroup(file, number, rows) for number, (_, rows) in enumerate(batches)]
-        self._schemas = {file.path: schema for file, schema in zip(self._listed, schemas, strict=True)}
+            schemas, batches = zip(*pool.map(self._index, self._listed), strict=True)
+        paths = [file.path for file in self._listed]
+        self._schemas = dict(zip(paths, schemas, strict=True))
+        self._spans: dict[str, list[Span]] = {
+            path: [span for span, _ in each] for path, each in zip(paths, batches, strict=True)
+        }
         self._common = one_schema(self._listed, schemas)
         self.schema = self._common.schema
-        self.row_groups: Sequence[RowGroup] = tuple(groups)
-        self._bytes = sizes
+        rows = [count for each in batches for _, count in each]
+        self.row_groups: Sequence[RowGroup] = RowGroups(self._listed, list(map(len, batches)), rows)
+        self._bytes: int = sum(span.last - span.first for spans in self._spans.values() for span in spans)
 
     def nbytes(self, columns: Sequence[str]) -> int:
         """Estimate the bytes as an equal share of all columns' bytes."""

@@ -137,11 +137,11 @@ class Growing:
         # Checked before the files are listed: the listing then has every file that was written before the marker.
         last = isinstance(self._until, str) and opened.exists(f"{self._folder()}/{self._until}")
         format = self._format or self._found_format(opened)
-        if format == "stream":
-            files, version = self._batches(opened, most)
-        elif format in _TABLES:
-            files, version = self._table_files(format, opened, most)
-            if not seen.lacks_none(files):
+        if format in _TABLES:
+            files, version = self._in_table(format, opened, None)
+            if most is not None and version > most:
+                files, version = self._in_table(format, opened, most)
+            if format != "stream" and not seen.lacks_none(files):
                 problem = "has removed or rewritten files of which rows were read; only add rows to it"
                 raise SourceError(self._url, f"version {version} {problem}")
         else:
@@ -182,23 +182,17 @@ class Growing:
             raise SourceError(self._url, "is on a web server, which cannot list files as they arrive")
         return listed
 
-    def _batches(self, opened: Files, most: int | None) -> tuple[Sequence[File], int]:
-        """Return all files of a stream's newest batch and those before, but at most batch `most`, and its number."""
+    def _in_table(self, format: str, opened: Files, version: int | None) -> tuple[Sequence[File], int]:
+        """Return all files of a table or a stream's output at this version, by default the newest, and the version."""
+        if format != "stream":
+            if find_table(self._url, self._options, opened) is None:
+                return [], NO_VERSION
+            source = self._table(format, version, opened)
+            return list(dict.fromkeys(group.file for group in source.row_groups)), source.version
         if not opened.exists(f"{self._folder()}/{STREAM.mark}/"):
             return [], NO_VERSION
-        newest, files = files_of_batches(self._url, self._options, None, opened)
-        if most is not None and newest is not None and newest > most:
-            newest, files = files_of_batches(self._url, self._options, most, opened)
+        newest, files = files_of_batches(self._url, self._options, version, opened)
         return files, NO_VERSION if newest is None else newest
-
-    def _table_files(self, format: str, opened: Files, most: int | None) -> tuple[Sequence[File], int]:
-        """Return all files of a table's newest version, but at most version `most`, and that version."""
-        if find_table(self._url, self._options, opened) is None:
-            return [], NO_VERSION
-        source = self._table(format, None, opened)
-        if most is not None and source.version > most:
-            source = self._table(format, most, opened)
-        return list(dict.fromkeys(group.file for group in source.row_groups)), source.version
 
     def _table(self, format: str, version: int | None, opened: Files) -> Source:
         return TableFolder(self._url, _TABLES[format]).open(self._options, version, opened)

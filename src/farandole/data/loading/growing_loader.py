@@ -174,7 +174,7 @@ class GrowingLoader(Loader):
     def _agree_on_files(self, began: float) -> Arrived | None:
         """Return the files that have arrived since the last listing, the same on all ranks; None if too few."""
 
-        def look() -> list[Arrived]:
+        def look() -> Arrived | None:
             found = self._growing.look(self._seen)
             waited = time.monotonic() - began
             if found is None and waited > self._growing.patience:
@@ -183,10 +183,9 @@ class GrowingLoader(Loader):
                 advice = "raise the patience" if least == 1 else "raise the patience, or lower least_files"
                 problem = f"has {few} new files since {waited:.0f} s, and has not ended; {advice}"
                 raise SourceError(str(self._growing), problem)
-            return [] if found is None else [found]
+            return found
 
-        found = look() if self._gather is None else from_first(look, self._gather, self._rank)
-        return found[0] if found else None
+        return look() if self._gather is None else from_first(look, self._gather, self._rank)
 
     def _open(self, arrived: Arrived) -> Source | None:
         """Open files; None if they have no rows."""

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pyarrow as pa
 
@@ -188,7 +188,7 @@ class Loader:
 
     def state_dict(self) -> dict[str, int]:
         """Return the state after the last yielded batch; the same on every rank."""
-        return State(
+        state = State(
             epoch=self._epoch,
             visited=self._position,
             seed=NO_SEED if self._order.seed is None else self._seed,
@@ -197,7 +197,8 @@ class Loader:
             fingerprint=self._fingerprint,
             version=self._source.version,
             permuted=int(self._order.permuted),
-        ).as_dict()
+        )
+        return asdict(state)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue from the state of another loader over the same data, with any number of ranks and any batch size.

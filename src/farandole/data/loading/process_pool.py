@@ -9,7 +9,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -90,12 +89,18 @@ class ProcessPool(ReadPool[int, Piece]):
             self._settle(zip((pending for _, pending in asked), outcomes, strict=True))
         if process is not None:
             self._leased.remove(process)
-            _idle_processes().give_back(process)
+            if process.finish():
+                _idle_processes().append(process)
+            else:
+                _end(process)
 
     def _lease(self) -> "_Process":
         """Return a process that has loaded the function; if a new one ends at once, its first answer tells."""
         while True:
-            process, fresh = _idle_processes().take()
+            try:
+                process, fresh = _idle_processes().pop(), False
+            except IndexError:
+                process, fresh = _Process(), True
             self._leased.append(process)  # before the function is loaded, so that `close` can kill the process
             if process.begin(self._sent) or fresh or self._closed.is_set():
                 return process
@@ -190,53 +195,32 @@ def _lost(process: _Process, row_group: object, error: Exception) -> SourceError
     return lost
 
 
-class _IdleProcesses:
-    """Processes that wait for a pool. They end with this process; one that was forked leaves them to its parent."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._processes: list[_Process] = []
-        atexit.register(self.end)
-        os.register_at_fork(after_in_child=self._forget)
-
-    def take(self) -> tuple[_Process, bool]:
-        """Return a process that waits for a pool, or a new one, and whether it is new."""
-        with self._lock:
-            idle = self._processes.pop() if self._processes else None
-        return (idle, False) if idle is not None else (_Process(), True)
-
-    def give_back(self, process: _Process) -> None:
-        """Let the process wait for the next pool, or end it if it cannot."""
-        if not process.finish():
-            _end(process)
-            return
-        with self._lock:
-            self._processes.append(process)
-
-    def end(self) -> None:
-        """End all of them."""
-        with self._lock:
-            ended = list(self._processes)
-            self._processes.clear()
-        for process in ended:
-            process.disconnect()
-        for process in ended:
-            process.ending()
-
-    def _forget(self) -> None:
-        self._lock = threading.Lock()  # a thread of the parent may hold the other one
-        while self._processes:
-            self._processes.pop().disconnect(of_parent=True)
-
-
 @functools.cache
-def _idle_processes() -> _IdleProcesses:
-    return _IdleProcesses()
+def _idle_processes() -> list[_Process]:
+    """Return the processes that wait for a pool, a list that threads may change.
+
+    They end with this process; one that was forked leaves them to its parent."""
+    idle: list[_Process] = []
+
+    def forget() -> None:
+        while idle:
+            idle.pop().disconnect(of_parent=True)
+
+    atexit.register(end_idle)
+    os.register_at_fork(after_in_child=forget)
+    return idle
 
 
 def end_idle() -> None:
     """End the processes that wait for a pool."""
-    _idle_processes().end()
+    ended = []
+    with suppress(IndexError):
+        while True:
+            ended.append(_idle_processes().pop())
+    for process in ended:
+        process.disconnect()
+    for process in ended:
+        process.ending()
 
 
 def _end(process: _Process) -> None:

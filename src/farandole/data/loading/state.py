@@ -1,7 +1,7 @@
 """State of a loader: a few integers, from which any number of ranks can continue."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Self
 
 __all__ = ["NO_SEED", "NO_VERSION", "State"]
@@ -28,13 +28,9 @@ class State:
     version: int = NO_VERSION
     permuted: int = 1
 
-    def as_dict(self) -> dict[str, int]:
-        """Return the state as a dictionary, for a checkpoint."""
-        return asdict(self)
-
     @classmethod
     def of(cls, found: Mapping[str, int]) -> Self:
-        """Return the state in a result of `as_dict`; raises `ValueError` for another dictionary."""
+        """Return the state in a result of `asdict`; raises `ValueError` for another dictionary."""
         names = {each.name for each in fields(cls)}
         if set(found) | {"version", "permuted"} != names or not all(isinstance(value, int) for value in found.values()):
             raise ValueError(f"a loader's state holds the integers {', '.join(sorted(names))}, got {dict(found)}")

@@ -28,7 +28,7 @@ def signed(
 
     `target` is the path as it is sent, and the query, sorted by name and quoted. `now` is in seconds since 1970."""
     path, _, query = target.partition("?")
-    stamp = _stamp(int(now))
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     made = {**headers, "X-Amz-Date": stamp, "X-Amz-Content-SHA256": _EMPTY}
     if credentials.token:
         made["X-Amz-Security-Token"] = credentials.token
@@ -42,11 +42,6 @@ def signed(
     account = f"{credentials.access_key}/{scope}"
     made["Authorization"] = f"{_METHOD} Credential={account}, SignedHeaders={names}, Signature={signature}"
     return made
-
-
-@lru_cache(maxsize=4)
-def _stamp(now: int) -> str:
-    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
 
 
 @lru_cache(maxsize=16)

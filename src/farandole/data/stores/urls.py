@@ -72,18 +72,16 @@ def _open_by_arrow(
     url: str, options: Mapping[str, object], without_fsspec: str
 ) -> tuple[fsspec.AbstractFileSystem, str]:
     """Open a URL with Arrow's client; `without_fsspec` says in errors why fsspec is not used."""
-    secrets = secret_values(options)
+    secrets, parts = secret_values(options), urlsplit(url)
     try:
-        arrow, path = _open_s3(url, options) if options else pyarrow.fs.FileSystem.from_uri(url)
+        if options and (parts.query or parts.username is not None):
+            raise ValueError("the URL has options, too; give them all in one place")
+        if options:
+            arrow = pyarrow.fs.S3FileSystem(**arrow_s3_options(options))
+            path = f"{parts.netloc}{parts.path}".rstrip("/")
+        else:
+            arrow, path = pyarrow.fs.FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, ValueError) as error:
         problem = mask(f"cannot be opened by Arrow ({error}), nor by fsspec ({without_fsspec})", *secrets)
         raise SourceError(url, problem) from hide_cause(error, *secrets)
     return ArrowFSWrapper(arrow), path
-
-
-def _open_s3(url: str, options: Mapping[str, object]) -> tuple[pyarrow.fs.FileSystem, str]:
-    """Open Arrow's client with fsspec's options; raises `ValueError` if the URL has options, too."""
-    parts = urlsplit(url)
-    if parts.query or parts.username is not None:
-        raise ValueError("the URL has options, too; give them all in one place")
-    return pyarrow.fs.S3FileSystem(**arrow_s3_options(options)), f"{parts.netloc}{parts.path}".rstrip("/")

@@ -85,7 +85,9 @@ class TableSource(FilesSource):
 
     def __init__(self, files: Files, data: Sequence[DataFile], columns: Sequence[TableColumn], gone: str) -> None:
         self._files = replace(files, gone=gone)
-        self._data = self._with_rows(data)
+        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
+            counted = iter(list(pool.map(self._counted, [each for each in data if each.rows < 0])))
+        self._data = tuple(next(counted) if each.rows < 0 else each for each in data)
         self._columns = {column.field.name: column for column in columns}
         self._listed = [each.file for each in self._data]
         self._by_path = {each.file.path: each for each in self._data}
@@ -134,7 +136,11 @@ class TableSource(FilesSource):
             with pq.ParquetFile(opened.stream, metadata=known, **options) as parquet:
                 if known is None:
                     refuse_encrypted(opened.stream, parquet.metadata, data.file.path)
-                self._check_footer(data, parquet.metadata)
+                if parquet.metadata.num_rows != data.rows:
+                    problem = f"has {parquet.metadata.num_rows} rows, but {data.rows} in the table's log"
+                    raise SourceError(data.file.path, problem)
+                if data.pieces > 1 or self._files.client is not None:
+                    self._footers[data.file.path] = parquet.metadata
                 found = self._locate(data, parquet.schema_arrow, columns)
                 names = [field.name for field in found.values() if field is not None]
                 taken, skipped = _row_groups(parquet.metadata, first, last)
@@ -180,23 +186,10 @@ class TableSource(FilesSource):
         nulls = [0 if value is not None else each.rows for value, each in zip(values, self._data, strict=True)]
         return array, array, np.array(nulls, np.int64)
 
-    def _with_rows(self, data: Sequence[DataFile]) -> tuple[DataFile, ...]:
-        unknown = [each for each in data if each.rows < 0]
-        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
-            counts = dict(
-                zip((each.file.path for each in unknown), pool.map(self._rows_in_footer, unknown), strict=True)
-            )
-        return tuple(replace(each, rows=counts.get(each.file.path, each.rows)) for each in data)
-
-    def _rows_in_footer(self, data: DataFile) -> int:
+    def _counted(self, data: DataFile) -> DataFile:
+        """Return the file with the number of rows that its footer has."""
         with self._files.open(data.file) as opened:
-            return int(pq.read_metadata(opened).num_rows)
-
-    def _check_footer(self, data: DataFile, footer: pq.FileMetaData) -> None:
-        if footer.num_rows != data.rows:
-            raise SourceError(data.file.path, f"has {footer.num_rows} rows, but {data.rows} in the table's log")
-        if data.pieces > 1 or self._files.client is not None:
-            self._footers[data.file.path] = footer
+            return replace(data, rows=int(pq.read_metadata(opened).num_rows))
 
     def _locate(self, data: DataFile, schema: pa.Schema, names: Sequence[str]) -> dict[str, pa.Field | None]:
         columns = [self._columns[name] for name in names]
