@@ -1,16 +1,14 @@
 """Generator of docs/reference/horovod-api.md, the table of Horovod's interface and its counterpart in farandole.
 
-tests/data/horovod_api.txt lists the names and arguments of Horovod's interface. The tool imports each name through
-`farandole.compat`, compares the signatures, and takes the reasons for missing names from there."""
+src/farandole/compat/horovod_api.txt lists the names and arguments of Horovod's interface. The tool imports each name
+through `farandole.compat`, compares the signatures, and takes the reasons for missing names from there."""
 
 import argparse
 import ast
 import importlib
 import inspect
-import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
@@ -18,86 +16,22 @@ from typing import TypeAlias
 from mxnet_stand_in import mxnet_stand_in
 
 from farandole.compat import install, uninstall
-from farandole.compat.horovodrun import make_parser
-from farandole.config import Config
-from farandole.meeting.launched.elastic import MemberEnvironment
-from farandole.refusals import IGNORED_VARIABLES, NEEDLESS_VARIABLES
-from farandole.topology import JobEnvironment
+from farandole.compat.interface import (
+    COMMAND,
+    ENVIRONMENT,
+    INTERFACE,
+    STATES,
+    Entry,
+    Finding,
+    declared,
+    missing,
+    read_interface,
+    there,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
-INTERFACE = ROOT / "tests" / "data" / "horovod_api.txt"
 PAGE = ROOT / "docs" / "reference" / "horovod-api.md"
-STATES = {
-    "yes": "there, with the same arguments",
-    "better": "there, and better",
-    "differs": "there, with a difference",
-    "later": "not there yet",
-    "no": "not there, on purpose",
-}
-ENVIRONMENT, COMMAND = "environment", "horovodrun"
 _SHORT = 40  # characters of arguments that are shown beside others
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One name of Horovod's interface."""
-
-    module: str
-    name: str
-    arguments: str | None = None  # of a function or a class
-    value: str | None = None  # of a constant
-    same: str = ""  # the module that exports the same object
-    notes: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def shown(self) -> str:
-        return self.name if self.arguments is None else f"{self.name}({self.arguments})"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The state of one entry in farandole."""
-
-    state: str
-    remark: str = ""
-    problem: str = ""  # a difference that the interface file does not explain, or a name that farandole lacks
-
-
-def read_interface(text: str) -> list[Entry]:
-    """Parse the interface file. Raise `ValueError` for a line of a form that the head of the file does not describe."""
-    entries: list[Entry] = []
-    first = 0  # index of the first entry that the latest line made
-    module = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line or line.startswith("#"):
-            continue
-        if match := re.fullmatch(r"  (better|differs|no|later): (.+)", line):
-            for entry in entries[first:]:
-                entry.notes[match[1]] = match[2]
-            continue
-        first = len(entries)
-        if match := re.fullmatch(r"\[([\w.]+)\]", line):
-            module = match[1]
-        elif match := re.fullmatch(r"(?:(\S+): )?same as ([\w.]+): (.+)", line):
-            within = f"{match[1]}." if match[1] else ""
-            entries += [Entry(module, f"{within}{name}", same=match[2]) for name in match[3].split()]
-        elif match := re.fullmatch(r"names: (.+)", line):
-            entries += [Entry(module, name) for name in match[1].split()]
-        elif module in (ENVIRONMENT, COMMAND) or re.fullmatch(r"[\w.]+", line):
-            entries.append(Entry(module, line))
-        elif match := re.fullmatch(r"([\w.]+)\((.*)\)", line):
-            entries.append(Entry(module, match[1], arguments=match[2]))
-        elif match := re.fullmatch(r"([\w.]+) = (.+)", line):
-            entries.append(Entry(module, match[1], value=match[2]))
-        else:
-            raise ValueError(f"line {number} is nothing that the head of the file describes: {line}")
-    return entries
-
-
-def option_of(entry: Entry) -> tuple[list[str], list[str]]:
-    """Return the flags of a command-line option, and the placeholders of its values."""
-    words = entry.name.replace(",", "").split()
-    return [word for word in words if word.startswith("-")], [word for word in words if not word.startswith("-")]
 
 
 # Looking names up.
@@ -105,16 +39,14 @@ def option_of(entry: Entry) -> tuple[list[str], list[str]]:
 
 def find(entry: Entry) -> Finding:
     """Look `entry` up in farandole; `farandole.compat.install()` must have been called."""
-    if entry.module == ENVIRONMENT:
-        return _find_variable(entry)
-    if entry.module == COMMAND:
-        return _find_option(entry)
+    if entry.module in (ENVIRONMENT, COMMAND):
+        return declared(entry)
     try:
         ours = resolve(entry.module, entry.name)
     except (ImportError, AttributeError) as error:
-        return _missing(entry, _reason(str(error)))
+        return missing(entry, _reason(str(error)))
     if why := getattr(ours, "why", ""):  # a stub that raises an error with this reason when it is called
-        return _missing(entry, why)
+        return missing(entry, why)
     if entry.same:
         wanted = resolve(entry.same, entry.name.rpartition(".")[2])
         problem = "" if ours is wanted or ours == wanted else f"is not that of {entry.same}"
@@ -122,7 +54,7 @@ def find(entry: Entry) -> Finding:
         problem = "" if repr(ours) == entry.value else f"is {ours!r}"
     else:
         problem = "" if entry.arguments is None else differing(entry.arguments, _signature(entry, ours), entry.module)
-    return _there(entry, problem)
+    return there(entry, problem)
 
 
 def resolve(module: str, name: str) -> object:
@@ -208,57 +140,8 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
     return parameter.default is inspect.Parameter.empty and parameter.kind not in optional
 
 
-def _find_variable(entry: Entry) -> Finding:
-    by_variable = {variable: setting.name for setting in Config.settings() for variable in setting.variables}
-    job = JobEnvironment(
-        rank=0, size=1, rendezvous="h:1", secret=b"", local_rank=0, local_size=1, cross_rank=0, cross_size=1
-    )
-    if entry.name in by_variable:
-        return _there(entry, shown=f"`{by_variable[entry.name]}`")
-    member = MemberEnvironment(number=0, launcher="h:1", secret=b"")
-    if entry.name in job.write() | member.write():
-        return _there(entry, shown="set for each rank")
-    if entry.name in NEEDLESS_VARIABLES:
-        return _there(entry, shown=f"not needed: {NEEDLESS_VARIABLES[entry.name]}")
-    return _missing(entry, IGNORED_VARIABLES.get(entry.name, ""))
-
-
-def _find_option(entry: Entry) -> Finding:
-    flags, _ = option_of(entry)
-    actions = {flag: action for action in make_parser()._actions for flag in action.option_strings}
-    missing = [flag for flag in flags if flag not in actions]
-    if missing:
-        return Finding("no", problem=f"lacks {', '.join(missing)}")
-    action = actions[flags[0]]
-    why = getattr(action, "why", "")
-    setting = getattr(action, "setting", None)
-    return _missing(entry, why) if why else _there(entry, shown="" if setting is None else f"`{setting.name}`")
-
-
 def _reason(error: str) -> str:
     return error.partition(": ")[2] if "is not part of farandole" in error else ""
-
-
-def _there(entry: Entry, problem: str = "", shown: str = "") -> Finding:
-    notes = entry.notes
-    if problem and "differs" in notes:
-        problem = ""
-    state = next((each for each in ("better", "differs") if each in notes), "yes")
-    remarks = [shown, notes.get("better", ""), notes.get("differs", "")]
-    return Finding(state, "; ".join(each for each in remarks if each), problem or _needless(entry, ("no", "later")))
-
-
-def _missing(entry: Entry, reason: str) -> Finding:
-    state = next((each for each in ("no", "later") if each in entry.notes), None)
-    if state is not None:
-        return Finding(state, entry.notes[state], _needless(entry, ("better", "differs")))
-    if not reason:
-        return Finding("no", problem="is missing, and nothing says why")
-    return Finding("later" if re.search(r"\b(yet|later)\b", reason) else "no", reason)
-
-
-def _needless(entry: Entry, notes: Sequence[str]) -> str:
-    return "".join(f"has a note `{note}:` that is not true" for note in notes if note in entry.notes)
 
 
 # The page.
@@ -267,7 +150,7 @@ Found: TypeAlias = tuple[Entry, Finding]
 
 HEAD = """# Horovod's interface
 
-<!-- Written by tools/api_table.py. What Horovod has, and remarks, stand in tests/data/horovod_api.txt. -->
+<!-- Written by tools/api_table.py. What Horovod has, and remarks, stand in src/farandole/compat/horovod_api.txt. -->
 
 Each name of Horovod 0.28.1 that programs use, as `farandole.compat` answers it ([how](../guide/migrating.md)). "yes"
 means that every call that Horovod's arguments allow is taken and means the same; more arguments may follow. A program

@@ -5,6 +5,7 @@ cannot be imported.
 """
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
@@ -111,6 +112,20 @@ IGNORED_PARAMS: Mapping[str, str] = {
     "mp_start_method": "no reader processes are started",
     "tensorflow_dataset_prefetch_buffer_size": "no TensorFlow dataset is made",
 }
+# Names in Horovod's setters and getters that differ from the parameter's own.
+_SPELLED: Mapping[str, str] = {
+    "shuffling_buffer_size": "shuffle_buffer_size",
+    "train_reader_num_worker": "train_reader_num_workers",
+    "val_reader_num_worker": "val_reader_num_workers",
+}
+
+
+def ignored_param(accessor: str) -> str | None:
+    """Return the parameter without an effect of a setter or getter such as "setReaderPoolType"; None for others."""
+    words = re.sub(r"(?<!^)(?=[A-Z])", "_", accessor[3:]).lower()
+    parameter = _SPELLED.get(words, words)
+    return parameter if parameter in IGNORED_PARAMS and accessor[:3] in ("set", "get") else None
+
 
 # Arguments of Petastorm's readers. The ignored ones are accepted, because programs pass them, and have no effect.
 IGNORED_READER_ARGUMENTS: Sequence[str] = (

@@ -76,6 +76,15 @@ def test_restarts() -> None:
     assert (done.returncode, done.stderr.count("start again")) == (0, 1)
 
 
+def test_check_and_completion_as_commands(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import horovod.torch as hvd\nhvd.init()\nimport petastorm.unischema\n")
+    done = farandole("check", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "train.py:3: petastorm.unischema: no; write plain Parquet" in done.stdout
+    done = farandole("completion", "zsh")
+    assert done.stdout.startswith("autoload -U +X bashcompinit && bashcompinit\n_farandole() {\n")
+
+
 def test_long_lines_of_many_ranks_stay_whole() -> None:
     script = "import os; [print(os.environ['FARANDOLE_RANK'] * 30000) for _ in range(50)]"
     done = farandole("run", "-np", "4", sys.executable, "-c", script)

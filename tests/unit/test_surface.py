@@ -6,9 +6,9 @@ import re
 from types import ModuleType
 
 import pytest
-from api_table import INTERFACE, Entry, read_interface
 
 import farandole.numpy
+from farandole.compat.interface import INTERFACE, Entry, read_interface
 from farandole.core import public
 
 BASICS = """

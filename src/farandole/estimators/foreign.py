@@ -1,21 +1,14 @@
 """Horovod's estimator parameters without an effect here. Setting one logs a warning; its getter returns the value."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from farandole.estimators.checked_params import CheckedParams
-from farandole.refusals import IGNORED_PARAMS
+from farandole.refusals import IGNORED_PARAMS, ignored_param
 
 __all__ = ["ForeignParams"]
 
-# Names in Horovod's setters and getters that differ from the parameter's own.
-_SPELLED: Mapping[str, str] = {
-    "shuffling_buffer_size": "shuffle_buffer_size",
-    "train_reader_num_worker": "train_reader_num_workers",
-    "val_reader_num_worker": "val_reader_num_workers",
-}
 # Horovod's defaults, where they are not None.
 _DEFAULTS: Mapping[str, object] = {
     "partitions_per_process": 10,
@@ -34,12 +27,9 @@ class ForeignParams(CheckedParams):
     if not TYPE_CHECKING:  # otherwise mypy would accept every attribute
 
         def __getattr__(self, name: str) -> "_Setter | _Getter":
-            words = re.sub(r"(?<!^)(?=[A-Z])", "_", name[3:]).lower()
-            parameter = _SPELLED.get(words, words)
-            if parameter in IGNORED_PARAMS and name.startswith("set"):
-                return _Setter(self, parameter)
-            if parameter in IGNORED_PARAMS and name.startswith("get"):
-                return _Getter(self, parameter)
+            parameter = ignored_param(name)
+            if parameter is not None:
+                return (_Setter if name.startswith("set") else _Getter)(self, parameter)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _take_others(self, others: Mapping[str, object]) -> None:

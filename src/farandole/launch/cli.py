@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
+from pkgutil import resolve_name
 from types import FrameType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import farandole
 from farandole.config import Config
@@ -42,10 +43,9 @@ from farandole.launch.options import (
 )
 from farandole.launch.output import Output
 from farandole.launch.starters import STARTERS, find_starter
-from farandole.launch.timeline_command import run_timeline
 from farandole.log_level import LEVELS
 
-__all__ = ["launch", "main", "run_parser"]
+__all__ = ["COMMANDS", "launch", "main", "run_parser", "run_program"]
 
 VERSION = f"farandole {farandole.__version__}"
 
@@ -54,14 +54,50 @@ log = logging.getLogger(__name__)
 USAGE_ERROR, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 2, 126, 127, 130
 
 
-ABOUT = """Synchronous data-parallel training: starts one program as several ranks and
+class Subcommand(NamedTuple):
+    """A command: its description, and as "module:function" what runs it with its words, and what makes its parser."""
+
+    about: str
+    run: str
+    parser: str
+
+
+# By name, since `farandole run` starts without cloudpickle and rich, which others need.
+COMMANDS: Mapping[str, Subcommand] = {
+    "run": Subcommand(
+        "run a program as N ranks, on this machine or on others", f"{__name__}:run_program", f"{__name__}:run_parser"
+    ),
+    "demo": Subcommand(
+        "train a small model on this machine, and watch it",
+        "farandole.launch.demo:run_demo",
+        "farandole.launch.demo:demo_parser",
+    ),
+    "doctor": Subcommand(
+        "report on this machine, or on hosts and the network between them",
+        "farandole.launch.doctor.command:run_doctor",
+        "farandole.launch.doctor.command:doctor_parser",
+    ),
+    "timeline": Subcommand(
+        "make a trace, a page, or Horovod's form of the timelines of ranks",
+        "farandole.launch.timeline_command:run_timeline",
+        "farandole.launch.timeline_command:timeline_parser",
+    ),
+    "check": Subcommand(
+        "say what becomes of each name of Horovod in a program",
+        "farandole.compat.check:run_check",
+        "farandole.compat.check:check_parser",
+    ),
+    "completion": Subcommand(
+        "print a script that completes this command in a shell",
+        "farandole.launch.completion:run_completion",
+        "farandole.launch.completion:completion_parser",
+    ),
+}
+ABOUT = f"""Synchronous data-parallel training: starts one program as several ranks and
 connects them.
 
 commands:
-  run        run a program as N ranks, on this machine or on others
-  demo       train a small model on this machine, and watch it
-  doctor     report on this machine, or on hosts and the network between them
-  timeline   make a trace, a page, or Horovod's form of the timelines of ranks
+{chr(10).join(f"  {name:10} {command.about}" for name, command in COMMANDS.items())}
 
 farandole COMMAND --help shows the command's options.
 """
@@ -72,6 +108,7 @@ READ_ON = """examples:
   farandole run -np 4 --timeline trace.json python train.py
   farandole timeline report trace.json
   farandole doctor -H node1,node2
+  farandole check train.py
 
 read on, each with its names, arguments and defaults:
   python -m pydoc farandole.torch          PyTorch; also .tensorflow .keras .jax
@@ -100,18 +137,13 @@ class _Signaled(BaseException):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the `farandole` command; return its exit code. That of `run` is the code of the rank that failed first."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    command = _farandole_parser().parse_args(words[:1]).command
-    if command == "timeline":
-        return run_timeline(words[1:])
-    if command == "demo":
-        from farandole.launch.demo import run_demo  # here, as `farandole run` starts without rich
+    run: Callable[[Sequence[str]], int] = resolve_name(COMMANDS[_farandole_parser().parse_args(words[:1]).command].run)
+    return run(words[1:])
 
-        return run_demo(words[1:])
-    if command == "doctor":
-        from farandole.launch.doctor.command import run_doctor  # here, as `farandole run` starts without cloudpickle
 
-        return run_doctor(words[1:])
-    return launch(run_parser(), words[1:], os.environ)
+def run_program(words: Sequence[str]) -> int:
+    """Run a program as ranks; `words` are the arguments of `farandole run`."""
+    return launch(run_parser(), words, os.environ)
 
 
 def launch(
@@ -273,7 +305,7 @@ def _farandole_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-v", "--version", action="version", version=VERSION)
-    parser.add_argument("command", choices=["run", "demo", "doctor", "timeline"], help=argparse.SUPPRESS)
+    parser.add_argument("command", choices=list(COMMANDS), help=argparse.SUPPRESS)
     return parser
 
 

@@ -19,7 +19,7 @@ from farandole.launch.backend import Command
 from farandole.launch.job import open_job
 from farandole.launch.options import positive_count
 
-__all__ = ["run_demo"]
+__all__ = ["demo_parser", "run_demo"]
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 50  # characters of the curve
@@ -99,13 +99,19 @@ def curve(values: Sequence[float], width: int = WIDTH) -> str:
     return "".join(BARS[min(len(BARS) - 1, int(value / most * len(BARS)))] for value in picked)
 
 
-def run_demo(arguments: Sequence[str]) -> int:
-    """Run the command; return its exit code."""
+def demo_parser() -> argparse.ArgumentParser:
+    """Return the parser of the arguments of `farandole demo`."""
     parser = argparse.ArgumentParser(
         prog="farandole demo", description="Train a small model as ranks on this machine, and watch it (needs PyTorch)."
     )
     parser.add_argument("-np", "--num-proc", type=positive_count, default=2, metavar="N", help="ranks (default: 2)")
     parser.add_argument("--steps", type=positive_count, default=3000, metavar="N", help="steps (default: 3000)")
+    return parser
+
+
+def run_demo(arguments: Sequence[str]) -> int:
+    """Run the command; return its exit code."""
+    parser = demo_parser()
     given = parser.parse_args(arguments)
     if find_spec("torch") is None:
         parser.error("PyTorch is not installed: pip install 'farandole[torch]'")

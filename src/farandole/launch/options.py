@@ -16,7 +16,10 @@ from farandole.settings import Flag, Setting
 __all__ = [
     "AUTO",
     "CommandParser",
+    "Foreign",
     "Given",
+    "Ignore",
+    "SetSetting",
     "add_horovod_options",
     "add_setting_options",
     "add_ssh_options",
@@ -177,7 +180,7 @@ def _command(text: str) -> str:
 
 def add_horovod_options(parser: argparse.ArgumentParser, but: Collection[str] = ()) -> None:
     """Accept horovodrun's options that have no effect, and refuse others, with the reason; leave out those in `but`."""
-    for table, action in ((IGNORED_OPTIONS, _Ignore), (REFUSED_OPTIONS, _Refuse)):
+    for table, action in ((IGNORED_OPTIONS, Ignore), (REFUSED_OPTIONS, _Refuse)):
         for foreign in table:
             flags = [flag for flag in foreign.flags if flag not in but]
             if flags:
@@ -190,7 +193,7 @@ def _add_setting(
     default = "" if setting.default is None else f" (default: {setting.kind.show(setting.default)})"
     group.add_argument(
         flag,
-        action=_Set,
+        action=SetSetting,
         setting=setting,
         alias=alias,
         nargs=None if alias.value is None else 0,
@@ -199,7 +202,9 @@ def _add_setting(
     )
 
 
-class _Set(argparse.Action):
+class SetSetting(argparse.Action):
+    """Option of a setting, which it stores in `Given.settings`."""
+
     def __init__(
         self,
         option_strings: Sequence[str],
@@ -229,13 +234,17 @@ class _Set(argparse.Action):
         namespace.settings[self.setting.name] = self.setting.spell(value)
 
 
-class _Foreign(argparse.Action):
+class Foreign(argparse.Action):
+    """Option of horovodrun that farandole does not have, for the reason `why`."""
+
     def __init__(self, option_strings: Sequence[str], dest: str, why: str, nargs: int) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=nargs, help=argparse.SUPPRESS)
         self.why = why
 
 
-class _Ignore(_Foreign):
+class Ignore(Foreign):
+    """Option that is accepted, and named in a warning."""
+
     def __call__(
         self,
         parser: argparse.ArgumentParser,
@@ -247,7 +256,7 @@ class _Ignore(_Foreign):
         namespace.ignored.append(f"{option_string} has no effect: {self.why}")
 
 
-class _Refuse(_Foreign):
+class _Refuse(Foreign):
     def __call__(
         self,
         parser: argparse.ArgumentParser,

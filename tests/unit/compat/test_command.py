@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from api_table import COMMAND, INTERFACE, option_of, read_interface
 from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.compat.answers import IMPORTABLE, VERSION
 from farandole.compat.children import env, environment_of_ranks, pass_on, with_answers
 from farandole.compat.horovodrun import run_commandline
+from farandole.compat.interface import COMMAND, INTERFACE, option_of, read_interface
 from farandole.compat.launching import run
 from farandole.compat.options_file import SECTIONS, parse_options
 from farandole.errors import ConfigError

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 
 import api_table
 import pytest
-from api_table import differing, find, read_interface, render
+from api_table import differing, find, render
 from mxnet_stand_in import mxnet_stand_in
 
-from farandole.compat import install, uninstall
+from farandole.compat import install, interface, uninstall
 from farandole.compat.answers import missing_package
 
 pytest.importorskip("torch")
 
-INTERFACE = read_interface(api_table.INTERFACE.read_text(encoding="utf-8"))
+INTERFACE = interface.read_interface(interface.INTERFACE.read_text(encoding="utf-8"))
 MODULES = list(dict.fromkeys(entry.module for entry in INTERFACE))
 
 
@@ -29,10 +29,11 @@ def installed(frameworks: None) -> Iterator[None]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_each_name_is_there_or_says_why_not(module: str) -> None:
-    if module not in (api_table.COMMAND, api_table.ENVIRONMENT) and (package := missing_package(module)):
+    if module not in (interface.COMMAND, interface.ENVIRONMENT) and (package := missing_package(module)):
         pytest.skip(f"{package} is not installed")
     found = [(entry, find(entry)) for entry in INTERFACE if entry.module == module]
     assert [f"{entry.name} {finding.problem}" for entry, finding in found if finding.problem] == []
+    assert [(entry.name, finding) for entry, finding in found if finding != interface.declared(entry)] == []
 
 
 def test_the_page_is_what_is_there() -> None:
@@ -68,7 +69,7 @@ def test_what_counts_as_the_same_arguments(theirs: str, ours: Callable[..., None
 
 def test_a_file_with_a_slip_is_refused() -> None:
     with pytest.raises(ValueError, match=r"line 2 .*: whatever this is"):
-        read_interface("[horovod]\nwhatever this is\n")
+        interface.read_interface("[horovod]\nwhatever this is\n")
 
 
 def test_defaults_that_are_objects() -> None:

@@ -7,16 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pkgutil import resolve_name
 
 import pytest
 
 import farandole
 from farandole.config import Config
 from farandole.launch import cli
-from farandole.launch.doctor.command import doctor_parser
 from farandole.launch.environment import with_settings
 from farandole.launch.options import ALIASES, Given, add_horovod_options, add_setting_options, ranks_named
-from farandole.launch.timeline_command import timeline_parser
 from farandole.refusals import IGNORED_OPTIONS, REFUSED_OPTIONS
 
 
@@ -147,22 +146,20 @@ def test_help_shows_commands_examples_and_where_to_read_on(capsys: pytest.Captur
     with pytest.raises(SystemExit, match="0"):
         cli.main(("--help",))
     out = capsys.readouterr().out
-    assert {line.split()[0] for line in out.partition("commands:\n")[2].partition("\n\n")[0].splitlines()} == {
-        "run",
-        "doctor",
-        "timeline",
-    }
+    commands = out.partition("commands:\n")[2].partition("\n\n")[0]
+    assert {line.split()[0] for line in commands.splitlines()} == set(cli.COMMANDS)
     examples = [line.split() for line in out.partition("examples:\n")[2].partition("\n\n")[0].splitlines()]
     for program, *words in examples:
         assert program == "farandole"
-        parsers = {"run": cli.run_parser, "doctor": doctor_parser, "timeline": timeline_parser}
-        parsers[words[0]]().parse_args(words[1:], namespace=Given())
+        resolve_name(cli.COMMANDS[words[0]].parser)().parse_args(words[1:], namespace=Given())
     modules = re.findall(r"python -m pydoc (\S+)", out.partition("read on")[2])
     assert len(modules) >= 3
     assert all(find_spec(module) for module in modules)
 
 
-@pytest.mark.parametrize("words", [(), ("run",), ("doctor",), ("timeline", "merge")])
+@pytest.mark.parametrize(
+    "words", [(), ("run",), ("doctor",), ("timeline", "merge"), ("demo",), ("check",), ("completion",)]
+)
 def test_help_fits_a_terminal(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +167,37 @@ def test_help_fits_a_terminal(
     with pytest.raises(SystemExit, match="0"):
         cli.main((*words, "--help"))
     assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_each_command_and_shown_option(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(("completion", shell)) == 0
+    out = capsys.readouterr().out
+    options = [f"--{setting.name.replace('_', '-')}" for setting in Config.settings()]
+    prefix = "-l " if shell == "fish" else "--"
+    assert [each for each in options if f"{prefix}{each[2:]}" not in out] == []
+    assert all(name in out for name in cli.COMMANDS)
+    assert "jsrun" not in out  # horovodrun's, which is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (("ch",), ["check"]),
+        (("run", "--bind"), ["--binding", "--binding-args"]),
+        (("run", "--binding", ""), ["none", "cores"]),
+        (("timeline", "re"), ["report"]),
+        (("run", "-np", "2", "tr"), []),  # names of files, by bash itself
+    ],
+)
+def test_bash_completes(words: tuple[str, ...], completed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(("completion", "bash")) == 0
+    typed = " ".join(f"'{word}'" for word in ("farandole", *words))
+    script = (
+        f'{capsys.readouterr().out}COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _farandole; echo "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.split(), done.stderr) == (completed, "")
 
 
 def test_settings_replace_what_the_environment_says() -> None:
