@@ -20,7 +20,7 @@ from helpers.datasets import write_rows
 from helpers.google_store import GoogleHandler
 from helpers.object_store import ObjectStore, Request
 
-FILES, ROWS = 30, 5
+FILES, ROWS = 12, 5
 
 
 @dataclass(frozen=True)
