@@ -2,6 +2,7 @@
 
 Only folders below the `base` of a data set count. Folders above it, as in /home/user=joe/data, are not part of it."""
 
+import os
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,9 +30,7 @@ def base_of(places: Sequence[str], paths: Collection[str], *, local: bool) -> st
             tops.append(posixpath.dirname(re.split(r"[*?\[]", place)[0]))
         else:
             tops.append(place.rstrip("/"))
-    first, last = min(split := [top.split("/") for top in tops]), max(split)  # a prefix of both is one of all
-    shared = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
-    return "/".join(first[:shared])
+    return "/".join(os.path.commonprefix([top.split("/") for top in tops]))  # noqa: RUF071 - of lists
 
 
 def partition_fields(

@@ -82,7 +82,12 @@ def in_step(items: Iterator[T], gather: Gather | None, item_bytes: int) -> Itera
 def _in_groups(items: Iterator[T], gather: Gather, ahead: int) -> Iterator[T]:
     count = 1
     while True:
-        made, failure = _take(items, count)
+        made: list[T] = []
+        failure = None
+        try:
+            made.extend(itertools.islice(items, count))
+        except Exception as error:  # of any class: the other ranks wait for this rank's report
+            failure = error
         reports: list[tuple[int, str, int]] = gather((len(made), "" if failure is None else _spell(failure), ahead))
         failed = min(((number, rank) for rank, (number, text, _) in enumerate(reports) if text), default=None)
         yield from made if failed is None else made[: failed[0]]
@@ -93,16 +98,6 @@ def _in_groups(items: Iterator[T], gather: Gather, ahead: int) -> Iterator[T]:
         if len(made) < count:
             return
         count = min(wish for _, _, wish in reports)
-
-
-def _take(items: Iterator[T], count: int) -> tuple[list[T], Exception | None]:
-    """Return up to `count` items, and the failure that ended them early; None if there was none."""
-    made: list[T] = []
-    try:
-        made.extend(itertools.islice(items, count))
-    except Exception as error:  # of any class: the other ranks wait for this rank's report
-        return made, error
-    return made, None
 
 
 def agree(what: str, mine: str, gather: Gather | None) -> None:

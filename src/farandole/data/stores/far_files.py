@@ -2,6 +2,7 @@
 
 import bisect
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
@@ -62,7 +63,7 @@ def list_places(client: RangeClient, places: Sequence[str]) -> list[tuple[list[F
     """Return for each place its files, and whether it is a folder; None if the store has no listings.
 
     Lists all places with one listing if that takes few requests. Raises as `RequestLimiter.call` does."""
-    shared = _shared(places)
+    shared = os.path.commonprefix(places)  # noqa: RUF071 - may end within a name: listings accept any prefix
     common = client.listing(shared, _most_pages(len(places))) if len(places) > 1 and "/" in shared else None
     if common is not None:
         listed = _Listing(common)
@@ -99,7 +100,7 @@ def look_at(client: RangeClient, paths: Sequence[str]) -> list[File]:
     """Return the current size and mark of each file; raises `FileNotFoundError` for a file that is gone.
 
     Uses one listing if that takes fewer requests than one for each file."""
-    shared = _shared(paths)
+    shared = os.path.commonprefix(paths)  # noqa: RUF071
     if len(paths) > 2 and "/" in shared:
         listed = client.listing(shared, _most_pages(len(paths)))
         if listed is not None:
@@ -116,15 +117,6 @@ def look_at(client: RangeClient, paths: Sequence[str]) -> list[File]:
         return [look(paths[0])]
     with ThreadPoolExecutor(MOST_IN_FLIGHT, thread_name_prefix="farandole-look") as pool:
         return list(pool.map(look, paths))
-
-
-def _shared(paths: Sequence[str]) -> str:
-    """Return the longest common prefix of the paths, which may end within a name; listings accept any prefix."""
-    least, most = min(paths), max(paths)
-    length = next(
-        (place for place, (one, other) in enumerate(zip(least, most, strict=False)) if one != other), len(least)
-    )
-    return least[:length]
 
 
 def _most_pages(count: int) -> int:

@@ -70,18 +70,17 @@ def refuse_table_above(
     In a remote file system, makes a few requests per folder, for at most `_MOST_PROBED` folders, and skips folders of
     partitions ("day=1"). Does nothing for web servers, which have no folders.
     """
+    if is_web(fs):
+        return
     if isinstance(fs, LocalFileSystem):
         above = _with_parents([*folders, *map(os.path.realpath, folders)])
-        found = next(((folder, kind) for folder in above if (kind := kind_of(fs, folder)) is not None), None)
-    elif is_web(fs):
-        return
     else:
         above = [folder for folder in _with_parents(folders) if "=" not in posixpath.basename(folder)][:_MOST_PROBED]
-        with ThreadPoolExecutor(_PROBES, thread_name_prefix="farandole-look") as pool:
-            kinds = list(pool.map(lambda folder: kind_of(fs, folder, client), above))
-        found = next(((folder, kind) for folder, kind in zip(above, kinds, strict=True) if kind is not None), None)
-    if found is not None:
-        _refuse(*found)
+    with ThreadPoolExecutor(_PROBES, thread_name_prefix="farandole-look") as pool:
+        look = map if isinstance(fs, LocalFileSystem) else pool.map
+        for folder, kind in zip(above, look(lambda folder: kind_of(fs, folder, client), above), strict=True):
+            if kind is not None:
+                _refuse(folder, kind)
 
 
 def is_web(fs: fsspec.AbstractFileSystem) -> bool:
