@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from comparison import KIB, MIB, OURS, Line, compare, limit, size_text, table
 from namespaces import DEVICE, inside, join, namespaces
-from peers import LAUNCHERS, Contender, Launcher, Seat, Times
+from peers import LAUNCHERS, BenchRank, Contender, Launcher, Times
 from race import Race, record, spread
 
 import farandole.torch as hvd
@@ -101,20 +101,20 @@ FULL = Effort(
 class Field:
     """The contenders of one job, for any collective, size and type."""
 
-    def __init__(self, seat: Seat, context: Context) -> None:
-        self.seat, self.context = seat, context
-        self.mpi = seat.mpi() if seat.has_mpi else None
+    def __init__(self, bench: BenchRank, context: Context) -> None:
+        self.bench, self.context = bench, context
+        self.mpi = bench.mpi() if bench.has_mpi else None
 
     def allreduce(self, size: int, dtype: torch.dtype, *, adds: bool) -> dict[str, Contender]:
         """Return all contenders that sum `size` bytes of `dtype` in place, and `a += b` if `adds`."""
-        seat, tensor = self.seat, torch.empty(size // dtype.itemsize, dtype=dtype)
+        bench, tensor = self.bench, torch.empty(size // dtype.itemsize, dtype=dtype)
         name = f"sum.{size}.{dtype}"
 
         def refresh() -> None:
-            tensor.fill_(seat.rank + 1)
+            tensor.fill_(bench.rank + 1)
 
         def right() -> bool:
-            return bool((tensor == seat.size * (seat.size + 1) // 2).all())
+            return bool((tensor == bench.size * (bench.size + 1) // 2).all())
 
         found = {
             OURS: Contender(lambda: hvd.allreduce_(tensor, name=name, op=hvd.Sum), refresh, right, self.context),
@@ -122,7 +122,7 @@ class Field:
         }
         if self.mpi is not None and dtype == torch.float32:
             in_place, array, world = self.mpi.IN_PLACE, tensor.numpy(), self.mpi.COMM_WORLD
-            found[seat.launcher] = Contender(lambda: world.Allreduce(in_place, array), refresh, right)
+            found[bench.launcher] = Contender(lambda: world.Allreduce(in_place, array), refresh, right)
         if adds:
             found[ADD] = self._add(tensor, refresh)
         if dtype != torch.float32:
@@ -136,7 +136,7 @@ class Field:
 
     def registered(self, size: int) -> dict[str, Contender]:
         """Return contenders that sum `size` bytes in a buffer that the ranks share, and in an ordinary one."""
-        rank, total = self.seat.rank, self.seat.size * (self.seat.size + 1) // 2
+        rank, total = self.bench.rank, self.bench.size * (self.bench.size + 1) // 2
 
         def sums(tensor: torch.Tensor, name: str) -> Contender:
             return Contender(
@@ -156,13 +156,13 @@ class Field:
 
     def others(self, size: int) -> dict[str, dict[str, Contender]]:
         """Return the contenders of the other collectives; `size` is the bytes of a rank's, or the root's, input."""
-        seat, n = self.seat, self.seat.size
+        bench, n = self.bench, self.bench.size
         tensor = torch.empty(size // 4 // n * n)
         whole, part = torch.empty(n * tensor.numel()), torch.empty(tensor.numel() // n)
         swapped = torch.empty_like(tensor)
 
         def refresh() -> None:
-            tensor.fill_(seat.rank + 1)
+            tensor.fill_(bench.rank + 1)
 
         ours: dict[str, Callable[[], object]] = {
             "allgather": lambda: hvd.allgather(tensor, name="gather"),
@@ -194,26 +194,26 @@ class Field:
             fields[kind] = {OURS: Contender(ours[kind], refresh, context=self.context)}
             fields[kind]["gloo"] = Contender(gloo[kind], refresh)
             if mpi:
-                fields[kind][seat.launcher] = Contender(mpi[kind], refresh)
+                fields[kind][bench.launcher] = Contender(mpi[kind], refresh)
         return fields
 
 
-def measure(seat: Seat) -> dict[str, Times]:
+def measure(bench: BenchRank) -> dict[str, Times]:
     """Measure as one rank all that the job's options name; return the times by title and contender."""
-    wanted = seat.options
+    wanted = bench.options
     rounds, over = int(str(wanted["rounds"])), str(wanted["over"])
-    effort = FULL if wanted["full"] else QUICK if seat.size == 2 else CROWD
+    effort = FULL if wanted["full"] else QUICK if bench.size == 2 else CROWD
     gbit = int(str(wanted.get("gbit", 0)))
-    config = Config.from_environment(interface=seat.interface) if seat.interface else Config.from_environment()
+    config = Config.from_environment(interface=bench.interface) if bench.interface else Config.from_environment()
     results: dict[str, Times] = {}
-    with seat.context(over, config, hosts=over != "memory") as context, seat.gloo():
-        field = Field(seat, context)
+    with bench.context(over, config, hosts=over != "memory") as context, bench.gloo():
+        field = Field(bench, context)
 
         def turns(title: str, contenders: Mapping[str, Contender], size: int) -> None:
-            results[title] = peers.take_turns(seat, contenders, rounds, effort.repeats(size))
+            results[title] = peers.take_turns(bench, contenders, rounds, effort.repeats(size))
 
         sizes = {"memory": effort.memory, "tcp": effort.tcp, "shaped": effort.shaped.get(gbit, ())}[over]
-        for size in (each for each in sizes if fits(each, seat.size)):
+        for size in (each for each in sizes if fits(each, bench.size)):
             adds = over == "memory" and size >= 64 * KIB
             turns(title_of(size, FLOAT32), field.allreduce(size, torch.float32, adds=adds), size)
         if over == "memory":
@@ -392,8 +392,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    seat = peers.seat_of(sys.argv)
-    if seat is None:
+    bench = peers.bench_rank_of(sys.argv)
+    if bench is None:
         main()
     else:
-        seat.leave(measure(seat))
+        bench.leave(measure(bench))

@@ -13,7 +13,7 @@ from typing import Any
 import peers
 import tensorflow as tf
 from comparison import KIB, OURS, Line, compare, size_text, table
-from peers import Contender, Seat, Times
+from peers import BenchRank, Contender, Times
 from race import record
 
 import farandole.tensorflow as hvd
@@ -29,9 +29,9 @@ MUST: Mapping[str, float] = {f"exchange of {SHAPES[0][0]} x {size_text(SHAPES[0]
 class Step:
     """Variables whose gradients are known, and the reduced gradients."""
 
-    def __init__(self, seat: Seat, count: int, size: int) -> None:
+    def __init__(self, bench: BenchRank, count: int, size: int) -> None:
         self._variables = [tf.Variable(tf.ones(size // 4)) for _ in range(count)]
-        self._mine, self._mean = seat.rank + 1.0, (seat.size + 1) / 2
+        self._mine, self._mean = bench.rank + 1.0, (bench.size + 1) / 2
         self._tape: Any = None
         self._loss: Any = None
         self._reduced: Sequence[Any] = []
@@ -65,15 +65,15 @@ class Step:
         return all(bool(tf.reduce_all(value == self._mean)) for value in self._reduced)
 
 
-def measure(seat: Seat) -> dict[str, Times]:
+def measure(bench: BenchRank) -> dict[str, Times]:
     """Measure as one rank; return the times by title and contender."""
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
+    rounds, repeats = int(str(bench.options["rounds"])), int(str(bench.options["repeats"]))
     results: dict[str, Times] = {}
-    with seat.context("eager", Config.from_environment()) as context:
+    with bench.context("eager", Config.from_environment()) as context:
         for count, size in SHAPES:
-            step = Step(seat, count, size)
+            step = Step(bench, count, size)
 
             def contender(run: Any, refresh: Any, step: Step = step, context: Context = context) -> Contender:
                 return Contender(run, refresh, step.right, context)
@@ -84,7 +84,9 @@ def measure(seat: Seat) -> dict[str, Times]:
             }
             for title, (ours, theirs, refresh) in ways.items():
                 contenders = {OURS: contender(ours, refresh), ONE_BY_ONE: contender(theirs, refresh)}
-                results[f"{title} of {count} x {size_text(size)}"] = peers.take_turns(seat, contenders, rounds, repeats)
+                results[f"{title} of {count} x {size_text(size)}"] = peers.take_turns(
+                    bench, contenders, rounds, repeats
+                )
     return results
 
 
@@ -100,8 +102,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    seat = peers.seat_of(sys.argv)
-    if seat is None:
+    bench = peers.bench_rank_of(sys.argv)
+    if bench is None:
         main()
     else:
-        seat.leave(measure(seat))
+        bench.leave(measure(bench))

@@ -17,7 +17,7 @@ import peers
 import torch
 import torch.distributed as dist
 from comparison import KIB, OURS, Line, compare, limit, table
-from peers import Contender, Seat, Times
+from peers import BenchRank, Contender, Times
 from race import Race, record
 
 import farandole.torch as hvd
@@ -43,10 +43,10 @@ LIMIT_US = {GROUPED: 90.0, SINGLY: 300.0}
 class Tensors:
     """The tensors of a step, and their names."""
 
-    def __init__(self, seat: Seat, dtypes: Sequence[torch.dtype], prefix: str) -> None:
+    def __init__(self, bench: BenchRank, dtypes: Sequence[torch.dtype], prefix: str) -> None:
         self.values = [torch.empty(TENSOR_BYTES // dtype.itemsize, dtype=dtype) for dtype in dtypes]
         self.names = [f"{prefix}.{place}" for place in range(len(dtypes))]
-        self._mine, self._sum = seat.rank + 1, seat.size * (seat.size + 1) // 2
+        self._mine, self._sum = bench.rank + 1, bench.size * (bench.size + 1) // 2
 
     def refresh(self) -> None:
         for value in self.values:
@@ -68,9 +68,9 @@ class Tensors:
             hvd.synchronize(handle)
 
 
-def of_one_type(seat: Seat, context: Context) -> dict[str, dict[str, Contender]]:
+def of_one_type(bench: BenchRank, context: Context) -> dict[str, dict[str, Contender]]:
     """Return the contenders that submit tensors of one type, as a group and singly."""
-    tensors = Tensors(seat, [torch.float32] * TENSORS, "sum")
+    tensors = Tensors(bench, [torch.float32] * TENSORS, "sum")
     values, packed = tensors.values, torch.empty(TENSORS * TENSOR_BYTES // 4)
 
     def gloo_packed() -> None:
@@ -90,8 +90,8 @@ def of_one_type(seat: Seat, context: Context) -> dict[str, dict[str, Contender]]
         COALESCED: tensors.contender(lambda: dist.all_reduce_coalesced(values)),
     }
     singly = {OURS: tensors.contender(tensors.singly, context), EACH: tensors.contender(gloo_each)}
-    if seat.has_mpi:
-        mpi = seat.mpi()
+    if bench.has_mpi:
+        mpi = bench.mpi()
         arrays, whole = [value.numpy() for value in values], packed.numpy()
         views = np.split(whole, TENSORS)
 
@@ -105,15 +105,15 @@ def of_one_type(seat: Seat, context: Context) -> dict[str, dict[str, Contender]]
             for array in arrays:
                 mpi.COMM_WORLD.Allreduce(mpi.IN_PLACE, array)
 
-        grouped[f"{seat.launcher} packed"] = tensors.contender(mpi_packed)
-        singly[f"{seat.launcher}, one call each"] = tensors.contender(mpi_each)
+        grouped[f"{bench.launcher} packed"] = tensors.contender(mpi_packed)
+        singly[f"{bench.launcher}, one call each"] = tensors.contender(mpi_each)
     return {GROUPED: grouped, SINGLY: singly}
 
 
-def mixed(seat: Seat, contexts: Mapping[str, Context]) -> dict[str, Contender]:
+def mixed(bench: BenchRank, contexts: Mapping[str, Context]) -> dict[str, Contender]:
     """Return a contender for each context; all submit the same sequence of types."""
     dtypes = [(torch.float16, torch.float32)[place // RUN % 2] for place in range(TENSORS)]
-    tensors = Tensors(seat, dtypes, "mixed")
+    tensors = Tensors(bench, dtypes, "mixed")
     return {name: tensors.contender(tensors.singly, context) for name, context in contexts.items()}
 
 
@@ -124,26 +124,26 @@ def engines(*, look_ahead: bool) -> Iterator[None]:
         yield
 
 
-def measure(seat: Seat) -> dict[str, Times]:
+def measure(bench: BenchRank) -> dict[str, Times]:
     """Measure as one rank; return the times by title and contender."""
-    rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
+    rounds, repeats = int(str(bench.options["rounds"])), int(str(bench.options["repeats"]))
     full = Config().fusion_threshold
     kinds = {OURS: (full, True), SHORT_SIGHTED: (full, False), UNFUSED: (0, True)}
     results: dict[str, Times] = {}
     with ExitStack() as stack:
-        stack.enter_context(seat.gloo())
+        stack.enter_context(bench.gloo())
         contexts: dict[bool, dict[str, Context]] = {False: {}, True: {}}
         for hosts, made in contexts.items():
             for name, (threshold, look_ahead) in kinds.items():
                 config = Config.from_environment(fusion_threshold=threshold)
                 place = f"{'tcp' if hosts else 'memory'}-{threshold}-{look_ahead}"
                 with engines(look_ahead=look_ahead):
-                    made[name] = stack.enter_context(seat.context(place, config, hosts=hosts))
-        fields = of_one_type(seat, contexts[False][OURS])
-        fields |= {MIXED: mixed(seat, contexts[False]), MIXED_TCP: mixed(seat, contexts[True])}
+                    made[name] = stack.enter_context(bench.context(place, config, hosts=hosts))
+        fields = of_one_type(bench, contexts[False][OURS])
+        fields |= {MIXED: mixed(bench, contexts[False]), MIXED_TCP: mixed(bench, contexts[True])}
         for title, contenders in fields.items():
             # gloo takes a hundred times longer than the others for tensors one by one.
-            results[title] = peers.take_turns(seat, contenders, rounds, repeats if EACH not in contenders else 3)
+            results[title] = peers.take_turns(bench, contenders, rounds, repeats if EACH not in contenders else 3)
     return results
 
 
@@ -164,8 +164,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    seat = peers.seat_of(sys.argv)
-    if seat is None:
+    bench = peers.bench_rank_of(sys.argv)
+    if bench is None:
         main()
     else:
-        seat.leave(measure(seat))
+        bench.leave(measure(bench))

@@ -19,7 +19,7 @@ import peers
 import torch
 import torch.distributed as dist
 from comparison import KIB, MIB, OURS, Line, compare, size_text, table
-from peers import Contender, Seat, Times
+from peers import BenchRank, Contender, Times
 from race import record
 from resnet import resnet50
 from torch.nn.parallel import DistributedDataParallel
@@ -40,13 +40,13 @@ MUST: Mapping[str, Mapping[str, float]] = {
 }
 
 
-class Place:
+class OwnDevice:
     """The device of a rank, and the number of rounds and repeats."""
 
-    def __init__(self, seat: Seat, gpu: int) -> None:
-        self.is_dry = bool(seat.options["dry"])
+    def __init__(self, bench: BenchRank, gpu: int) -> None:
+        self.is_dry = bool(bench.options["dry"])
         self.device = torch.device("cpu") if self.is_dry else torch.device("cuda", gpu)
-        self.rounds, self.repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
+        self.rounds, self.repeats = int(str(bench.options["rounds"])), int(str(bench.options["repeats"]))
         if not self.is_dry:
             torch.cuda.set_device(self.device)
 
@@ -60,41 +60,41 @@ class Place:
         return self.repeats if size < MIB else max(5, self.repeats // 10)
 
 
-def operation(seat: Seat, place: Place, size: int, reduce: Callable[[torch.Tensor], object]) -> Contender:
-    tensor = torch.empty(KIB if place.is_dry else size // 4, device=place.device)
+def operation(bench: BenchRank, own: OwnDevice, size: int, reduce: Callable[[torch.Tensor], object]) -> Contender:
+    tensor = torch.empty(KIB if own.is_dry else size // 4, device=own.device)
 
     def run() -> None:
         reduce(tensor)
-        place.wait()
+        own.wait()
 
     def refresh() -> None:
         tensor.fill_(1.5)
-        place.wait()
+        own.wait()
 
-    return Contender(run, refresh, lambda: bool((tensor == 1.5 * seat.size).all()))
+    return Contender(run, refresh, lambda: bool((tensor == 1.5 * bench.size).all()))
 
 
 def ours(tensor: torch.Tensor) -> torch.Tensor:
     return hvd.allreduce_(tensor, op=hvd.Sum, name="x")
 
 
-def staged(seat: Seat) -> dict[str, Times]:
+def staged(bench: BenchRank) -> dict[str, Times]:
     """Measure allreduces of ranks that share a GPU."""
-    place = Place(seat, 0)
+    own = OwnDevice(bench, 0)
     results: dict[str, Times] = {}
-    with seat.context("staged", Config()) as context, use(context):
+    with bench.context("staged", Config()) as context, use(context):
         for size in SIZES:
             contenders = {
-                OURS: operation(seat, place, size, ours),
-                GLOO: operation(seat, place, size, dist.all_reduce),
+                OURS: operation(bench, own, size, ours),
+                GLOO: operation(bench, own, size, dist.all_reduce),
             }
             title = f"staged allreduce of {size_text(size)}"
-            results[title] = peers.take_turns(seat, contenders, place.rounds, place.repeats_of(size))
+            results[title] = peers.take_turns(bench, contenders, own.rounds, own.repeats_of(size))
     return results
 
 
-def nccl_group(place: Place) -> dist.ProcessGroup:
-    group: dist.ProcessGroup = dist.new_group(backend="gloo" if place.is_dry else "nccl")
+def nccl_group(own: OwnDevice) -> dist.ProcessGroup:
+    group: dist.ProcessGroup = dist.new_group(backend="gloo" if own.is_dry else "nccl")
     return group
 
 
@@ -103,75 +103,75 @@ def demanded() -> Config:
     return Config(gpu_allreduce="nccl", gpu_broadcast="nccl")
 
 
-def by_nccl(seat: Seat) -> dict[str, Times]:
+def by_nccl(bench: BenchRank) -> dict[str, Times]:
     """Measure allreduces of ranks with one GPU each."""
-    place = Place(seat, seat.rank)
-    group = nccl_group(place)
+    own = OwnDevice(bench, bench.rank)
+    group = nccl_group(own)
     results: dict[str, Times] = {}
-    with seat.context("nccl", demanded()) as context, use(context):
+    with bench.context("nccl", demanded()) as context, use(context):
         for size in SIZES:
             contenders = {
-                OURS: operation(seat, place, size, ours),
-                NCCL: operation(seat, place, size, lambda tensor: dist.all_reduce(tensor, group=group)),
+                OURS: operation(bench, own, size, ours),
+                NCCL: operation(bench, own, size, lambda tensor: dist.all_reduce(tensor, group=group)),
             }
             title = f"allreduce of {size_text(size)}"
-            results[title] = peers.take_turns(seat, contenders, place.rounds, place.repeats_of(size))
+            results[title] = peers.take_turns(bench, contenders, own.rounds, own.repeats_of(size))
     return results
 
 
 class Training:
     """ResNet-50 and its pictures on the device."""
 
-    def __init__(self, place: Place, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
+    def __init__(self, own: OwnDevice, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
         torch.manual_seed(1)
-        rows, side = (2, 32) if place.is_dry else (64, 224)
-        self._place = place
-        net = resnet50().to(place.device, memory_format=torch.channels_last)
+        rows, side = (2, 32) if own.is_dry else (64, 224)
+        self._own = own
+        net = resnet50().to(own.device, memory_format=torch.channels_last)
         self.model = wrap(net)
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-        pictures = torch.randn(rows, 3, side, side, device=place.device)
+        pictures = torch.randn(rows, 3, side, side, device=own.device)
         self._pictures = pictures.contiguous(memory_format=torch.channels_last)
-        self._classes = torch.randint(1000, (rows,), device=place.device)
+        self._classes = torch.randint(1000, (rows,), device=own.device)
 
     def start(self) -> None:
         """Submit a step to the device without waiting for it."""
         self.optimizer.zero_grad()
-        with torch.autocast(self._place.device.type, torch.bfloat16):
+        with torch.autocast(self._own.device.type, torch.bfloat16):
             loss = torch.nn.functional.cross_entropy(self.model(self._pictures), self._classes)
         loss.backward()
         self.optimizer.step()
 
     def step(self) -> None:
         self.start()
-        self._place.wait()
+        self._own.wait()
 
 
-def resnet(seat: Seat) -> dict[str, Times]:
+def resnet(bench: BenchRank) -> dict[str, Times]:
     """Measure training of ranks with one GPU each: the step, and the host's time for it."""
-    place = Place(seat, seat.rank)
-    group = nccl_group(place)
-    mine = Training(place, lambda net: net)
-    gpus = None if place.is_dry else [seat.rank]
-    theirs = Training(place, lambda net: DistributedDataParallel(net, device_ids=gpus, process_group=group))
-    repeats = max(3, place.repeats // 10)
-    with seat.context("resnet", demanded()) as context, use(context):
+    own = OwnDevice(bench, bench.rank)
+    group = nccl_group(own)
+    mine = Training(own, lambda net: net)
+    gpus = None if own.is_dry else [bench.rank]
+    theirs = Training(own, lambda net: DistributedDataParallel(net, device_ids=gpus, process_group=group))
+    repeats = max(3, own.repeats // 10)
+    with bench.context("resnet", demanded()) as context, use(context):
         mine.optimizer = hvd.DistributedOptimizer(mine.optimizer, mine.model.named_parameters())
         trainings = {OURS: mine, DDP: theirs}
-        whole = {name: Contender(each.step, place.wait) for name, each in trainings.items()}
-        host = {name: Contender(each.start, place.wait) for name, each in trainings.items()}
+        whole = {name: Contender(each.step, own.wait) for name, each in trainings.items()}
+        host = {name: Contender(each.start, own.wait) for name, each in trainings.items()}
         return {
-            STEP: peers.take_turns(seat, whole, place.rounds, repeats),
-            HOST: peers.take_turns(seat, host, place.rounds, repeats),
+            STEP: peers.take_turns(bench, whole, own.rounds, repeats),
+            HOST: peers.take_turns(bench, host, own.rounds, repeats),
         }
 
 
-PARTS: Mapping[str, Callable[[Seat], dict[str, Times]]] = {"staged": staged, "nccl": by_nccl, "resnet": resnet}
+PARTS: Mapping[str, Callable[[BenchRank], dict[str, Times]]] = {"staged": staged, "nccl": by_nccl, "resnet": resnet}
 
 
-def measure(seat: Seat) -> dict[str, Times]:
+def measure(bench: BenchRank) -> dict[str, Times]:
     """Measure the part that the options name, as one rank."""
-    with seat.gloo():
-        return PARTS[str(seat.options["part"])](seat)
+    with bench.gloo():
+        return PARTS[str(bench.options["part"])](bench)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -204,8 +204,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    seat = peers.seat_of(sys.argv)
-    if seat is None:
+    bench = peers.bench_rank_of(sys.argv)
+    if bench is None:
         main()
     else:
-        seat.leave(measure(seat))
+        bench.leave(measure(bench))

@@ -30,7 +30,7 @@ import peers
 import torch
 import torch.distributed as dist
 from comparison import OURS, Line, compare, limit, table
-from peers import LAUNCHERS, Seat, Times
+from peers import LAUNCHERS, BenchRank, Times
 from race import Race, record
 
 import farandole.torch as hvd
@@ -154,9 +154,9 @@ def by_cycle(context: Context) -> Iterator[Way]:
         thread.join()
 
 
-def turn(seat: Seat, work: Work, way: Way | None, count: int) -> tuple[list[int], list[int], float]:
+def turn(bench: BenchRank, work: Work, way: Way | None, count: int) -> tuple[list[int], list[int], float]:
     """Submit `count` times; return the times of submits and of completions, and the steps of work per second."""
-    seat.barrier()
+    bench.barrier()
     submitted, begin, steps = [], time.perf_counter(), work.steps
     for _ in range(count):
         work.piece()
@@ -168,9 +168,9 @@ def turn(seat: Seat, work: Work, way: Way | None, count: int) -> tuple[list[int]
     return submitted, way.completed() if way is not None else [], speed
 
 
-def measure(seat: Seat) -> dict[str, Times]:
+def measure(bench: BenchRank) -> dict[str, Times]:
     """Measure as one rank; return the times by title and contender."""
-    rounds, count = int(str(seat.options["rounds"])), int(str(seat.options["count"]))
+    rounds, count = int(str(bench.options["rounds"])), int(str(bench.options["count"]))
     names = (OURS, IDLE, GLOO, CYCLE)
     results: dict[str, Times] = {
         ASYNC: {name: [] for name in names if name != IDLE},
@@ -178,19 +178,19 @@ def measure(seat: Seat) -> dict[str, Times]:
     }
     submitted: list[list[int]] = []
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder, ExitStack() as stack:
-        stack.enter_context(seat.gloo())
+        stack.enter_context(bench.gloo())
         trace = str(Path(folder, "trace.json"))
         with ExitStack() as running:
-            context = running.enter_context(seat.context("traced", Config.from_environment(timeline=trace)))
+            context = running.enter_context(bench.context("traced", Config.from_environment(timeline=trace)))
             running.enter_context(default.use(context))
             ways: dict[str, Way | None] = {OURS: ours(context), IDLE: None, GLOO: by_gloo()}
             ways[CYCLE] = running.enter_context(by_cycle(context))
-            for title, times in measure_submits(seat, context, rounds).items():
+            for title, times in measure_submits(bench, context, rounds).items():
                 results[title] = times
-            work = Work(seat.rank)
+            work = Work(bench.rank)
             for number in range(rounds + 1):
                 for name in names[number % len(names) :] + names[: number % len(names)]:
-                    begins, ends, speed = turn(seat, work, ways[name], count)
+                    begins, ends, speed = turn(bench, work, ways[name], count)
                     if name == OURS:
                         submitted.append(begins)
                     elif ends and number > 0:
@@ -198,15 +198,15 @@ def measure(seat: Seat) -> dict[str, Times]:
                     if number > 0:
                         # Recorded as the time of a thousand steps, to be compared like all other times.
                         results[WORK][name].append([(0, int(1e12 / speed))])
-        completions = iter(read_trace(timeline_path(trace, seat.rank)))
+        completions = iter(read_trace(timeline_path(trace, bench.rank)))
         with ExitStack() as running:
             blocking = str(Path(folder, "blocking.json"))
             contexts = {
-                OURS: running.enter_context(seat.context("timeline", Config.from_environment(timeline=blocking))),
-                UNTRACED: running.enter_context(seat.context("no timeline", Config.from_environment())),
+                OURS: running.enter_context(bench.context("timeline", Config.from_environment(timeline=blocking))),
+                UNTRACED: running.enter_context(bench.context("no timeline", Config.from_environment())),
             }
-            results[TIMELINE] = measure_timeline(seat, contexts, rounds)
-        events = json.loads(timeline_path(blocking, seat.rank).read_text(encoding="utf-8"))
+            results[TIMELINE] = measure_timeline(bench, contexts, rounds)
+        events = json.loads(timeline_path(blocking, bench.rank).read_text(encoding="utf-8"))
         recorded = sum(each["ph"] == "X" for each in events)
         results[EVENT] = {OURS: [[(0, round(recorded / BLOCKING / (rounds + 1)) or 1)]]}
         for number, begins in enumerate(submitted):
@@ -216,7 +216,7 @@ def measure(seat: Seat) -> dict[str, Times]:
     return results
 
 
-def measure_submits(seat: Seat, context: Context, rounds: int) -> dict[str, Times]:
+def measure_submits(bench: BenchRank, context: Context, rounds: int) -> dict[str, Times]:
     """Return the nanoseconds of one submit among many without waits, by title and contender."""
     tensors = [torch.ones(1) for _ in range(SUBMITS)]
     names = [f"submitted.{place}" for place in range(SUBMITS)]
@@ -234,7 +234,7 @@ def measure_submits(seat: Seat, context: Context, rounds: int) -> dict[str, Time
         for number in range(rounds + 1):
             for kind, way in ways.items():
                 for time_it in (False, number > 0):  # the first pass warms the caches
-                    seat.barrier()
+                    bench.barrier()
                     begin = time.perf_counter_ns()
                     pending = list(way())
                     each = (time.perf_counter_ns() - begin) // SUBMITS
@@ -246,14 +246,14 @@ def measure_submits(seat: Seat, context: Context, rounds: int) -> dict[str, Time
     return {SUBMIT: {OURS: taken[SUBMIT], GLOO: gloo}, SUBMIT_ENGINE: {OURS: taken[SUBMIT_ENGINE], GLOO: gloo}}
 
 
-def measure_timeline(seat: Seat, contexts: Mapping[str, Context], rounds: int) -> Times:
+def measure_timeline(bench: BenchRank, contexts: Mapping[str, Context], rounds: int) -> Times:
     """Return the nanoseconds of one blocking operation, by context."""
     tensor = torch.ones(1)
     taken: Times = {name: [] for name in contexts}
     for number in range(rounds + 1):
         for name, context in contexts.items():
             with default.use(context):
-                seat.barrier()
+                bench.barrier()
                 begin = time.perf_counter_ns()
                 for _ in range(BLOCKING):
                     hvd.allreduce_(tensor, name="traced", op=hvd.Sum)
@@ -295,8 +295,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    seat = peers.seat_of(sys.argv)
-    if seat is None:
+    bench = peers.bench_rank_of(sys.argv)
+    if bench is None:
         main()
     else:
-        seat.leave(measure(seat))
+        bench.leave(measure(bench))

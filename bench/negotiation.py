@@ -18,7 +18,7 @@ from pathlib import Path
 import peers
 import torch
 from comparison import OURS, Line, compare, table
-from peers import LAUNCHERS, Contender, Seat, Times
+from peers import LAUNCHERS, BenchRank, Contender, Times
 from race import Race, record
 
 import farandole.torch as hvd
@@ -31,11 +31,11 @@ SIMULATION = Path(__file__).parents[1] / "build" / "bench" / "bench" / "native_n
 SIZES = (8, 64, 512, 4096)  # numbers of ranks, 8 on each host
 
 
-def step_of(seat: Seat, cache: int) -> tuple[Callable[[], None], list[torch.Tensor]]:
+def step_of(bench: BenchRank, cache: int) -> tuple[Callable[[], None], list[torch.Tensor]]:
     """Return a function that submits all tensors of a step and waits for them, and the tensors."""
     values = [torch.empty(1) for _ in range(TENSORS)]
     named = [(value, f"{cache}.{place}") for place, value in enumerate(values)]
-    if seat.rank % 2:
+    if bench.rank % 2:
         named.reverse()
 
     def step() -> None:
@@ -46,9 +46,9 @@ def step_of(seat: Seat, cache: int) -> tuple[Callable[[], None], list[torch.Tens
     return step, values
 
 
-def measure(seat: Seat) -> dict[str, Times]:
+def measure(bench: BenchRank) -> dict[str, Times]:
     """Measure as one rank; return the times by title and contender."""
-    rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
+    rounds, repeats = int(str(bench.options["rounds"])), int(str(bench.options["repeats"]))
     results: dict[str, Times] = {}
     for hosts in (False, True):
         with ExitStack() as stack:
@@ -56,20 +56,20 @@ def measure(seat: Seat) -> dict[str, Times]:
             for name, cache in ((OURS, Config().cache_capacity), (SPELLED_OUT, 0)):
                 place = f"{'tcp' if hosts else 'memory'}-{cache}"
                 config = Config.from_environment(cache_capacity=cache)
-                context = stack.enter_context(seat.context(place, config, hosts=hosts))
-                contenders[name] = contender(seat, *step_of(seat, cache), context)
+                context = stack.enter_context(bench.context(place, config, hosts=hosts))
+                contenders[name] = contender(bench, *step_of(bench, cache), context)
             title = f"{'tcp: ' if hosts else ''}step of {TENSORS} x 4 B"
-            results[title] = peers.take_turns(seat, contenders, rounds, repeats)
+            results[title] = peers.take_turns(bench, contenders, rounds, repeats)
     return results
 
 
-def contender(seat: Seat, step: Callable[[], None], values: list[torch.Tensor], context: Context) -> Contender:
+def contender(bench: BenchRank, step: Callable[[], None], values: list[torch.Tensor], context: Context) -> Contender:
     def refresh() -> None:
         for value in values:
-            value.fill_(seat.rank + 1)
+            value.fill_(bench.rank + 1)
 
     def right() -> bool:
-        return all(value.item() == seat.size * (seat.size + 1) // 2 for value in values)
+        return all(value.item() == bench.size * (bench.size + 1) // 2 for value in values)
 
     return Contender(step, refresh, right, context)
 
@@ -139,8 +139,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    seat = peers.seat_of(sys.argv)
-    if seat is None:
+    bench = peers.bench_rank_of(sys.argv)
+    if bench is None:
         main()
     else:
-        seat.leave(measure(seat))
+        bench.leave(measure(bench))

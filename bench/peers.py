@@ -1,8 +1,8 @@
 """Framework of the benchmarks: ranks below each launcher, one barrier for all contenders, turns, and results.
 
 A benchmark is one script in two parts. Its `main` starts ranks of the same script with `run_ranks`. Each rank takes its
-`Seat`, runs all contenders in turn with `take_turns`, and returns its times with `Seat.leave`. The contenders run in
-the same processes, so that other load of the machine slows all of them equally."""
+`BenchRank`, runs all contenders in turn with `take_turns`, and returns its times with `BenchRank.leave`. The contenders
+run in the same processes, so that other load of the machine slows all of them equally."""
 
 import argparse
 import importlib.util
@@ -35,14 +35,14 @@ from farandole.meeting.rendezvous import Rendezvous
 
 __all__ = [
     "LAUNCHERS",
+    "BenchRank",
     "Contender",
     "Launcher",
-    "Seat",
     "Times",
     "arguments",
+    "bench_rank_of",
     "races_of",
     "run_ranks",
-    "seat_of",
     "take_turns",
     "usable",
     "within",
@@ -147,7 +147,7 @@ class Barrier:
                     raise TimeoutError(f"rank {other * 8 // LINE} did not come to the barrier")
 
 
-class Seat:
+class BenchRank:
     """A rank of a benchmark: its number, the job's options, its barrier, and access to the peers."""
 
     def __init__(self, folder: Path) -> None:
@@ -209,9 +209,9 @@ class Contender:
     context: Context | None = None
 
 
-def seat_of(command: Sequence[str]) -> Seat | None:
-    """Return the seat of a rank that `run_ranks` has started, or None in the process of `main`."""
-    return Seat(Path(command[2])) if len(command) == 3 and command[1] == JOB_FLAG else None
+def bench_rank_of(command: Sequence[str]) -> BenchRank | None:
+    """Return the bench of a rank that `run_ranks` has started, or None in the process of `main`."""
+    return BenchRank(Path(command[2])) if len(command) == 3 and command[1] == JOB_FLAG else None
 
 
 def arguments(text: str) -> argparse.ArgumentParser:
@@ -230,7 +230,7 @@ def within(context: Context | None) -> "nullcontext[Context | None]":
     return nullcontext() if context is None else default.use(context)  # type: ignore[return-value]
 
 
-def take_turns(seat: Seat, contenders: Mapping[str, Contender], rounds: int, repeats: int) -> Times:
+def take_turns(bench: BenchRank, contenders: Mapping[str, Contender], rounds: int, repeats: int) -> Times:
     """Run `repeats` operations of each contender per round; the order rotates from round to round.
 
     Before each operation every rank rewrites its buffers and waits at the barrier. Three operations before the rounds
@@ -240,20 +240,20 @@ def take_turns(seat: Seat, contenders: Mapping[str, Contender], rounds: int, rep
     for name, contender in contenders.items():
         with within(contender.context):
             for _ in range(3):
-                _operate(seat, contender, 1)
+                _operate(bench, contender, 1)
                 if not contender.right():
-                    raise ArithmeticError(f"rank {seat.rank}: {name} gave a wrong result")
+                    raise ArithmeticError(f"rank {bench.rank}: {name} gave a wrong result")
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             with within(contenders[name].context):
-                _operate(seat, contenders[name], 1)
-                times[name].append(_operate(seat, contenders[name], repeats))
+                _operate(bench, contenders[name], 1)
+                times[name].append(_operate(bench, contenders[name], repeats))
     return times
 
 
-def _operate(seat: Seat, contender: Contender, repeats: int) -> list[tuple[int, int]]:
-    run, refresh, barrier, clock = contender.run, contender.refresh, seat.barrier, time.perf_counter_ns
+def _operate(bench: BenchRank, contender: Contender, repeats: int) -> list[tuple[int, int]]:
+    run, refresh, barrier, clock = contender.run, contender.refresh, bench.barrier, time.perf_counter_ns
     taken = []
     for _ in range(repeats):
         refresh()

@@ -14,7 +14,7 @@ from pathlib import Path
 import peers
 import torch
 from comparison import OURS, Line, compare, table
-from peers import Contender, Seat, Times
+from peers import BenchRank, Contender, Times
 from race import Race, record, spread
 from training import SHAPES, Training, distributed
 
@@ -31,20 +31,20 @@ COUNTS = {MLP: 10, MANY: 100, ONE_BY_ONE: 100_000, BURSTS: 500}  # operations of
 TENSORS = 200
 
 
-def measure(seat: Seat) -> dict[str, Times]:
+def measure(bench: BenchRank) -> dict[str, Times]:
     """Measure as one rank; return the times by title and contender."""
-    rounds, length = int(str(seat.options["rounds"])), int(str(seat.options["length"]))
-    titles = seat.options["titles"]
+    rounds, length = int(str(bench.options["rounds"])), int(str(bench.options["length"]))
+    titles = bench.options["titles"]
     assert isinstance(titles, list)
     results: dict[str, Times] = {}
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
         path = Path(folder, "trace.json")
-        with seat.context("ours", Config.from_environment()) as context:
+        with bench.context("ours", Config.from_environment()) as context:
             for title in titles:
                 with default.use(context):
-                    work = WORKS[title](seat)
+                    work = WORKS[title](bench)
                 results[title] = peers.take_turns(
-                    seat, contenders(context, work, COUNTS[title] * length, path), rounds, 1
+                    bench, contenders(context, work, COUNTS[title] * length, path), rounds, 1
                 )
     return results
 
@@ -66,16 +66,16 @@ def contenders(context: Context, work: Callable[[], object], count: int, path: P
     }
 
 
-def train(title: str) -> Callable[[Seat], Callable[[], object]]:
-    return lambda seat: Training(SHAPES[title], seat.rank, distributed).step
+def train(title: str) -> Callable[[BenchRank], Callable[[], object]]:
+    return lambda bench: Training(SHAPES[title], bench.rank, distributed).step
 
 
-def one_by_one(seat: Seat) -> Callable[[], object]:
+def one_by_one(bench: BenchRank) -> Callable[[], object]:
     tensor = torch.ones(1024)
     return lambda: hvd.allreduce_(tensor, name="stream")
 
 
-def bursts(seat: Seat) -> Callable[[], object]:
+def bursts(bench: BenchRank) -> Callable[[], object]:
     named = [(torch.ones(1024), f"burst.{number}") for number in range(TENSORS)]
 
     def burst() -> None:
@@ -86,7 +86,7 @@ def bursts(seat: Seat) -> Callable[[], object]:
     return burst
 
 
-WORKS: Mapping[str, Callable[[Seat], Callable[[], object]]] = {
+WORKS: Mapping[str, Callable[[BenchRank], Callable[[], object]]] = {
     MLP: train(MLP),
     MANY: train(MANY),
     ONE_BY_ONE: one_by_one,
@@ -116,8 +116,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    seat = peers.seat_of(sys.argv)
-    if seat is None:
+    bench = peers.bench_rank_of(sys.argv)
+    if bench is None:
         main()
     else:
-        seat.leave(measure(seat))
+        bench.leave(measure(bench))

@@ -13,7 +13,7 @@ import peers
 import torch
 import torch.distributed as dist
 from comparison import KIB, MIB, OURS, Line, compare, size_text, table
-from peers import Contender, Seat, Times
+from peers import BenchRank, Contender, Times
 from race import record
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -65,10 +65,10 @@ def step(wrap: Callable[[torch.nn.Module, dist.ProcessGroup], torch.nn.Module], 
     return Contender(run, optimizer.zero_grad)
 
 
-def measure(seat: Seat) -> dict[str, Times]:
+def measure(bench: BenchRank) -> dict[str, Times]:
     """Measure as one rank; return the times by title and contender."""
-    rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
-    with seat.gloo():
+    rounds, repeats = int(str(bench.options["rounds"])), int(str(bench.options["repeats"]))
+    with bench.gloo():
         gloo = dist.group.WORLD
         assert gloo is not None
         groups = {OURS: dist.new_group(backend="farandole"), GLOO: gloo}
@@ -76,11 +76,11 @@ def measure(seat: Seat) -> dict[str, Times]:
         for size in SIZES:
             contenders = {name: all_reduce(group, size) for name, group in groups.items()}
             results[f"all_reduce of {size_text(size)}"] = peers.take_turns(
-                seat, contenders, rounds, repeats if size < MIB else max(5, repeats // 10)
+                bench, contenders, rounds, repeats if size < MIB else max(5, repeats // 10)
             )
         for title, wrap in STEPS.items():
             contenders = {name: step(wrap, group) for name, group in groups.items()}
-            results[title] = peers.take_turns(seat, contenders, rounds, max(5, repeats // 10))
+            results[title] = peers.take_turns(bench, contenders, rounds, max(5, repeats // 10))
     return results
 
 
@@ -94,8 +94,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    seat = peers.seat_of(sys.argv)
-    if seat is None:
+    bench = peers.bench_rank_of(sys.argv)
+    if bench is None:
         main()
     else:
-        seat.leave(measure(seat))
+        bench.leave(measure(bench))

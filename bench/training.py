@@ -22,7 +22,7 @@ import peers
 import torch
 import torch.distributed as dist
 from comparison import OURS, Line, compare, table
-from peers import Contender, Seat, Times
+from peers import BenchRank, Contender, Times
 from race import Race, record, spread
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -145,35 +145,35 @@ def ddp(
     return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=views), sgd(model)
 
 
-def measure(seat: Seat) -> dict[str, Times]:
+def measure(bench: BenchRank) -> dict[str, Times]:
     """Measure as one rank; return the times by title and contender."""
-    rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
-    titles = seat.options["shapes"]
+    rounds, repeats = int(str(bench.options["rounds"])), int(str(bench.options["repeats"]))
+    titles = bench.options["shapes"]
     assert isinstance(titles, list)
     results: dict[str, Times] = {}
     with ExitStack() as stack:
-        stack.enter_context(seat.gloo())
+        stack.enter_context(bench.gloo())
         register()
         group = dist.new_group(backend="farandole")
-        context = stack.enter_context(seat.context("ours", Config.from_environment()))
+        context = stack.enter_context(bench.context("ours", Config.from_environment()))
         for title in titles:
             shape = SHAPES[title]
             trainings: dict[str, Training] = {
-                DDP: Training(shape, seat.rank, ddp),
-                DDP_VIEWS: Training(shape, seat.rank, partial(ddp, views=True)),
+                DDP: Training(shape, bench.rank, ddp),
+                DDP_VIEWS: Training(shape, bench.rank, partial(ddp, views=True)),
             }
             if not shape.sparse:  # only gloo reduces sparse tensors in torch.distributed
-                trainings[DDP_OURS] = Training(shape, seat.rank, partial(ddp, group=group))
+                trainings[DDP_OURS] = Training(shape, bench.rank, partial(ddp, group=group))
             with default.use(context):
-                trainings = {OURS: Training(shape, seat.rank, distributed), **trainings}
+                trainings = {OURS: Training(shape, bench.rank, distributed), **trainings}
             contenders = {name: Contender(each.run, _nothing) for name, each in trainings.items()}
             contenders[OURS] = Contender(trainings[OURS].run, _nothing, context=context)
-            contenders[APART] = Contender(Training(shape, seat.rank, alone).run, _nothing)
-            lonely = Training(shape, seat.rank, alone).run
-            contenders[ALONE] = Contender(lonely if seat.rank == 0 else _nothing, _nothing)
-            results[title] = peers.take_turns(seat, contenders, rounds, repeats)
+            contenders[APART] = Contender(Training(shape, bench.rank, alone).run, _nothing)
+            lonely = Training(shape, bench.rank, alone).run
+            contenders[ALONE] = Contender(lonely if bench.rank == 0 else _nothing, _nothing)
+            results[title] = peers.take_turns(bench, contenders, rounds, repeats)
             compare_parameters(title, {name: each.values() for name, each in trainings.items()})
-            results[f"{title}: {COMMUNICATION}"] = trace(seat, title)
+            results[f"{title}: {COMMUNICATION}"] = trace(bench, title)
     return results
 
 
@@ -191,15 +191,15 @@ def compare_parameters(title: str, values: Mapping[str, torch.Tensor]) -> None:
         assert alike, f"{title}: {name} has come to other parameters than {OURS}"
 
 
-def trace(seat: Seat, title: str) -> Times:
+def trace(bench: BenchRank, title: str) -> Times:
     """Train with a timeline; return the time of communication and its part within the backward pass, for each step."""
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
         path = str(Path(folder, "trace.json"))
-        with seat.context(f"{title} traced", Config.from_environment(timeline=path)) as context, default.use(context):
-            training = Training(SHAPES[title], seat.rank, distributed)
+        with bench.context(f"{title} traced", Config.from_environment(timeline=path)) as context, default.use(context):
+            training = Training(SHAPES[title], bench.rank, distributed)
             for _ in range(TRACED):
                 training.step()
-        events = json.loads(timeline_path(path, seat.rank).read_text(encoding="utf-8"))
+        events = json.loads(timeline_path(path, bench.rank).read_text(encoding="utf-8"))
     spans = joined(
         (int(1e3 * each["ts"]), int(1e3 * (each["ts"] + each["dur"])))
         for each in events
@@ -210,8 +210,8 @@ def trace(seat: Seat, title: str) -> Times:
     for place, backward in enumerate(training.backward):
         mine = [span for span in spans if starts[place] <= span[0] < starts[place + 1]]
         # Only rank 0's times count; the other ranks' are similar.
-        found[OURS].append([(0, sum(end - begin for begin, end in mine) if seat.rank == 0 else 0)])
-        found[WITHIN].append([(0, sum(common(span, backward) for span in mine) if seat.rank == 0 else 0)])
+        found[OURS].append([(0, sum(end - begin for begin, end in mine) if bench.rank == 0 else 0)])
+        found[WITHIN].append([(0, sum(common(span, backward) for span in mine) if bench.rank == 0 else 0)])
     return {name: steps[1:] for name, steps in found.items()}  # without the first step, which allocates buffers
 
 
@@ -261,8 +261,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    seat = peers.seat_of(sys.argv)
-    if seat is None:
+    bench = peers.bench_rank_of(sys.argv)
+    if bench is None:
         main()
     else:
-        seat.leave(measure(seat))
+        bench.leave(measure(bench))

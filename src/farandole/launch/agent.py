@@ -12,7 +12,7 @@ import sys
 import threading
 from datetime import timedelta
 
-from farandole.launch.backend import Call, Command, Place, Rank, Task
+from farandole.launch.backend import Assignment, Call, Command, Rank, Task
 from farandole.launch.backends.local import LocalAgent
 from farandole.launch.failures import Failure, to_payload
 from farandole.launch.messages import (
@@ -115,11 +115,11 @@ class _Service:
     def _start(self, order: Start) -> None:
         """Start a rank, or report its failure: an `OSError` of the start does not mean that the launcher is gone."""
         number = order.rank
-        place = Place(rank=number, host=order.host, env=order.env, cores=tuple(order.cores))
+        assignment = Assignment(rank=number, host=order.host, env=order.env, cores=tuple(order.cores))
         try:
             self._local.stop_limit = order.silence
             with naming_process_limit(OSError), self._starting:
-                self._ranks[number] = rank = self._local.start(place, _task(order), self._line, self._end)
+                self._ranks[number] = rank = self._local.start(assignment, _task(order), self._line, self._end)
             with naming_process_limit(OSError):
                 gone = threading.Thread(
                     target=self._send_gone, args=(rank,), name=f"farandole-gone-{number}", daemon=True

@@ -21,6 +21,7 @@ from farandole.other_launchers import find_other_launch
 
 __all__ = [
     "Agent",
+    "Assignment",
     "Backend",
     "Binding",
     "Call",
@@ -28,7 +29,6 @@ __all__ = [
     "Host",
     "OnEnd",
     "OnLine",
-    "Place",
     "Rank",
     "Shell",
     "Site",
@@ -66,8 +66,8 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """The place of one rank: its host, its environment, its cores (none: all)."""
+class Assignment:
+    """What one rank starts with: its host, its environment, its cores (none: all)."""
 
     rank: int
     host: Host
@@ -141,8 +141,8 @@ class Agent(Protocol):
         """Reserve a free port for a server of a rank on this host; it stays reserved until the agent is closed."""
         ...
 
-    def start(self, place: Place, task: Task, on_line: OnLine, on_end: OnEnd) -> Rank:
-        """Start the rank of `place` with `task`. Does not wait; any thread may call `on_line` and, once, `on_end`."""
+    def start(self, assignment: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> Rank:
+        """Start the assigned rank with `task`. Does not wait; any thread may call `on_line` and, once, `on_end`."""
         ...
 
 

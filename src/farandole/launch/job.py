@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from farandole.errors import ConfigError
-from farandole.launch.backend import Agent, Backend, Binding, OnLine, Place, Rank, Task, check_binding
+from farandole.launch.backend import Agent, Assignment, Backend, Binding, OnLine, Rank, Task, check_binding
 from farandole.launch.backends.local import LocalBackend
 from farandole.launch.cores import share_of, threads_per_rank
 from farandole.launch.environment import wants_torch
@@ -36,9 +36,9 @@ GONE = timedelta(seconds=20)  # for processes that survive SIGKILL
 class Job:
     """The ranks of one run. `open_job` makes this object, and ends all ranks in any case."""
 
-    def __init__(self, places: Sequence[tuple[Agent, Place]], departed: Callable[[int, str], None]) -> None:
-        self.places = tuple(place for _, place in places)
-        self._agents = tuple(agent for agent, _ in places)
+    def __init__(self, assignments: Sequence[tuple[Agent, Assignment]], departed: Callable[[int, str], None]) -> None:
+        self.assignments = tuple(assignment for _, assignment in assignments)
+        self._agents = tuple(agent for agent, _ in assignments)
         self._departed = departed
         self._ranks: list[Rank] = []
         self._ends: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
@@ -48,12 +48,12 @@ class Job:
 
         Returns the failure that caused the others, or None. After a failure other ranks may still run. Ctrl-C
         interrupts the wait."""
-        for agent, place in zip(self._agents, self.places, strict=True):
+        for agent, assignment in zip(self._agents, self.assignments, strict=True):
             with naming_process_limit(functools.partial(ConfigError, "num_proc")):
-                self._ranks.append(agent.start(place, task, on_line, self._end_of_rank))
+                self._ranks.append(agent.start(assignment, task, on_line, self._end_of_rank))
         failures: list[Failure] = []
         settled: float | None = None
-        for _ in self.places:
+        for _ in self.assignments:
             try:
                 failure = self._ends.get(timeout=None if settled is None else max(0.0, settled - time.monotonic()))
             except queue.Empty:
@@ -116,7 +116,7 @@ def open_job(
         torch_store = join_address(agents[hosts[0]].address, agents[hosts[0]].reserve_port())
         torch_env = wants_torch(environment)
         inherited = {name: environment[name] for name in environment if torch_env or name not in TORCH_PLACES}
-        places = []
+        assignments = []
         for topology, host in zip(Topology.all_from_hosts(identities), hosts, strict=True):
             job_environment = JobEnvironment.of(
                 topology, rendezvous=server.address, secret=secret, job=name, torch_store=torch_store
@@ -124,10 +124,10 @@ def open_job(
             cores = share_of(topology.local_rank, topology.local_size, agents[host].cores) if binding == "cores" else ()
             env = {"PYTHONUNBUFFERED": "1", **inherited, **threads[host], **note_launches(environment)}
             env.update(job_environment.write(torch_env=torch_env))
-            places.append((agents[host], Place(rank=topology.rank, host=host, env=env, cores=cores)))
+            assignments.append((agents[host], Assignment(rank=topology.rank, host=host, env=env, cores=cores)))
         where = ", ".join(host.name for host in agents)
         log.info("job %s: %d ranks on %s, rendezvous at %s", name, num_proc, where, server.address)
-        job = Job(places, server.depart)
+        job = Job(assignments, server.depart)
         stack.callback(job.stop)
         yield job
 

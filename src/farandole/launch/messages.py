@@ -12,13 +12,13 @@ import os
 import select
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from farandole.launch.backend import Host
 from farandole.launch.versions import Versions
-from farandole.meeting.frames import Kinds, encode, frame, frame_steps
+from farandole.meeting.frames import Kinds, encode, frame, frame_steps, plain_fields
 
 __all__ = [
     "FROM_AGENT",
@@ -181,11 +181,14 @@ class Messages(Generic[M]):
             while left:
                 left = left[os.write(self._outgoing, left) :]
 
-    def receive(self) -> M:
+    def receive(self, check: Callable[[Mapping[str, object]], None] | None = None) -> M:
         """Wait for a message. Raises `EOFError` when the other end is gone, `TimeoutError` after `SILENCE`, and
-        `ValueError` for a message that cannot be read."""
+        `ValueError` for a message that cannot be read. Before that, `check` gets its fields and may raise, too."""
         while True:
-            message = self._kinds.decode(self._read_frame())
+            payload = self._read_frame()
+            if check is not None and (fields := plain_fields(payload)):  # a sign of life has none
+                check(fields)
+            message = self._kinds.decode(payload)
             if not isinstance(message, Alive):
                 return message
 

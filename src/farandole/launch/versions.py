@@ -2,10 +2,11 @@
 
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
-__all__ = ["Versions", "check_versions", "own_versions"]
+__all__ = ["Versions", "check_fields", "check_versions", "own_versions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,16 @@ class Versions:
 def own_versions() -> Versions:
     """Return the versions of farandole and Python in this process, for `check_versions` elsewhere."""
     return Versions(version("farandole"), platform.python_version())
+
+
+def check_fields(fields: Mapping[str, object]) -> None:
+    """Check the versions among the fields of an agent's `Hello`, whose other fields another farandole may not share.
+
+    Raises `OSError` like `check_versions`, also if the fields name no versions."""
+    found = fields.get("versions")
+    versions = found if isinstance(found, dict) else {}
+    names = ("farandole", "python")
+    check_versions(Versions(*(str(versions.get(name, "of an unknown version")) for name in names)))
 
 
 def check_versions(theirs: Versions) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "encode",
     "frame",
     "frame_steps",
+    "plain_fields",
     "recv_exactly",
     "recv_frame",
     "send",
@@ -95,8 +96,7 @@ class Kinds(Generic[M]):
     def decode(self, payload: bytes) -> M:
         """Return the message whose bytes `payload` is; raises `ValueError` if it is of no such class."""
         try:
-            body = LENGTH.size + LENGTH.unpack_from(payload)[0]
-            name, fields, sizes = json.loads(payload[LENGTH.size : body])
+            name, fields, sizes, body = _head(payload)
             parts = _Parts(payload, body)
             for key, size in sizes.items():
                 fields[key] = list(map(parts.take, size)) if isinstance(size, list) else parts.take(size)
@@ -111,6 +111,22 @@ class Kinds(Generic[M]):
 
         Blocks and raises as `recv_frame` does; raises `ValueError` for a message of another class."""
         return self.decode(recv_frame(sock, limit, deadline=deadline))
+
+
+def plain_fields(payload: bytes) -> Mapping[str, object]:
+    """Return the fields but bytes of a message of any class, known here or not; none if `payload` is no message."""
+    try:
+        fields = _head(payload)[1]
+    except (struct.error, TypeError, ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _head(payload: bytes) -> tuple[str, dict[str, object], Mapping[str, int | list[int]], int]:
+    """Return the class, the fields and the sizes of bytes that the head names, and the place of the first of these."""
+    body = LENGTH.size + LENGTH.unpack_from(payload)[0]
+    name, fields, sizes = json.loads(payload[LENGTH.size : body])
+    return name, fields, sizes, body
 
 
 def decode(payload: bytes, kind: type[M]) -> M:

@@ -1,4 +1,4 @@
-"""A job on two hosts, through a backend that starts nothing: places, environments, ends."""
+"""A job on two hosts, through a backend that starts nothing: assignments, environments, ends."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from farandole.errors import ConfigError, SlotsError
-from farandole.launch.backend import Command, Host, OnEnd, OnLine, Place, Task
+from farandole.launch.backend import Assignment, Command, Host, OnEnd, OnLine, Task
 from farandole.launch.failures import Failure
 from farandole.launch.job import open_job
 
@@ -41,12 +41,12 @@ class FakeAgent:
         self._backend.log.append(f"reserve a port on {self._host.name}")
         return 4711
 
-    def start(self, place: Place, task: Task, on_line: OnLine, on_end: OnEnd) -> FakeRank:
-        assert place.host == self._host
+    def start(self, each: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> FakeRank:
+        assert each.host == self._host
         assert task is TASK
-        self._backend.log.append(f"start {place.rank} on {self._host.name}")
-        on_end(place.rank, self._backend.failures.get(place.rank))
-        return FakeRank(place.rank, self._backend.log)
+        self._backend.log.append(f"start {each.rank} on {self._host.name}")
+        on_end(each.rank, self._backend.failures.get(each.rank))
+        return FakeRank(each.rank, self._backend.log)
 
 
 class FakeBackend:
@@ -76,21 +76,21 @@ def test_ranks_fill_the_hosts() -> None:
     with open_job(5, {"MINE": "x"}, backend=backend, binding="cores") as job:
         assert job.run(TASK, no_line) is None
         assert job.values() == [b"value 0", b"value 1", b"value 2", b"value 3", b"value 4"]
-        places = job.places
+        assignments = job.assignments
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-    assert [[int(place.env[f"FARANDOLE_{name}"]) for name in names] for place in places] == [
+    assert [[int(each.env[f"FARANDOLE_{name}"]) for name in names] for each in assignments] == [
         [0, 5, 0, 2, 0, 2],
         [1, 5, 1, 2, 0, 2],
         [2, 5, 0, 3, 1, 2],
         [3, 5, 1, 3, 1, 2],
         [4, 5, 2, 3, 0, 1],
     ]
-    assert [place.cores for place in places] == [(4, 5), (6, 7), (4,), (5,), (6, 7)]
-    assert [place.env["OMP_NUM_THREADS"] for place in places] == ["2", "2", "1", "1", "1"]
-    assert {place.env["MASTER_ADDR"] + ":" + place.env["MASTER_PORT"] for place in places} == {"address-of-a:4711"}
+    assert [each.cores for each in assignments] == [(4, 5), (6, 7), (4,), (5,), (6, 7)]
+    assert [each.env["OMP_NUM_THREADS"] for each in assignments] == ["2", "2", "1", "1", "1"]
+    assert {each.env["MASTER_ADDR"] + ":" + each.env["MASTER_PORT"] for each in assignments} == {"address-of-a:4711"}
     assert {
-        (place.env["MINE"], place.env["FARANDOLE_SECRET"], place.env["FARANDOLE_RENDEZVOUS"]) for place in places
-    } == {("x", places[0].env["FARANDOLE_SECRET"], places[0].env["FARANDOLE_RENDEZVOUS"])}
+        (each.env["MINE"], each.env["FARANDOLE_SECRET"], each.env["FARANDOLE_RENDEZVOUS"]) for each in assignments
+    } == {("x", assignments[0].env["FARANDOLE_SECRET"], assignments[0].env["FARANDOLE_RENDEZVOUS"])}
     assert backend.log == [
         *("open a b", "reserve a port on a"),
         *("start 0 on a", "start 1 on a", "start 2 on b", "start 3 on b", "start 4 on b"),
@@ -103,15 +103,15 @@ def test_programs_of_horovod_get_no_variables_of_torchrun() -> None:
     """accelerate would start gloo by them, and divide each rank's rows once more."""
     outer = {"RANK": "7", "WORLD_SIZE": "8", "LOCAL_RANK": "7", "LOCAL_WORLD_SIZE": "8", "MINE": "x"}
     with open_job(2, outer | {"FARANDOLE_TORCH_ENV": "no"}, backend=FakeBackend()) as job:
-        for place in job.places:
-            assert not place.env.keys() & (outer.keys() - {"MINE"} | {"MASTER_ADDR", "MASTER_PORT"})
-            assert (place.env["MINE"], place.env["FARANDOLE_TORCH_STORE"]) == ("x", "address-of-a:4711")
+        for each in job.assignments:
+            assert not each.env.keys() & (outer.keys() - {"MINE"} | {"MASTER_ADDR", "MASTER_PORT"})
+            assert (each.env["MINE"], each.env["FARANDOLE_TORCH_STORE"]) == ("x", "address-of-a:4711")
 
 
 def test_a_host_without_a_rank_has_no_agent() -> None:
     backend = FakeBackend()
     with open_job(2, {}, backend=backend) as job:
-        assert [place.cores for place in job.places] == [(), ()]
+        assert [each.cores for each in job.assignments] == [(), ()]
     assert backend.log == ["open a", "reserve a port on a", "close a"]
 
 
@@ -139,5 +139,5 @@ def test_ranks_that_do_not_fit() -> None:
 
 def test_this_machine_is_the_default() -> None:
     with open_job(2, {}, binding="cores") as job:
-        assert [place.host for place in job.places] == [Host("localhost", 2)] * 2
-        assert {core for place in job.places for core in place.cores} <= os.sched_getaffinity(0)
+        assert [each.host for each in job.assignments] == [Host("localhost", 2)] * 2
+        assert {core for each in job.assignments for core in each.cores} <= os.sched_getaffinity(0)

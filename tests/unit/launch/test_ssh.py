@@ -1,8 +1,10 @@
 """The ssh backend, with a stand-in for ssh that runs the agent on this machine: what can go wrong on either side."""
 
+import json
 import logging
 import os
 import platform
+import re
 import resource
 import select
 import signal
@@ -13,16 +15,18 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from farandole.errors import ConfigError, HostsError
-from farandole.launch.backend import Agent, Call, Command, Host, Place
+from farandole.launch.backend import Agent, Assignment, Call, Command, Host
 from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.failures import Failure
-from farandole.launch.messages import FROM_AGENT, SILENCE, FromAgent, Messages, Port
+from farandole.launch.messages import FROM_AGENT, MARKER, SILENCE, FromAgent, Messages, Port
 from farandole.meeting.acceptor import BACKLOG
+from farandole.meeting.frames import LENGTH, frame
 from farandole.topology import loopback_address
 
 WAIT = timedelta(seconds=60)
@@ -71,8 +75,8 @@ def agent(ssh: Ssh) -> Iterator[Agent]:
         yield agents[HOST]
 
 
-def place(rank: int = 0) -> Place:
-    return Place(rank=rank, host=HOST, env=dict(os.environ))
+def assigned(rank: int = 0) -> Assignment:
+    return Assignment(rank=rank, host=HOST, env=dict(os.environ))
 
 
 def no_line(rank: int, stream: str, line: str) -> None:
@@ -97,7 +101,7 @@ def test_output_that_nobody_takes_ends_the_rank(agent: Agent, error: Exception) 
         raise error
 
     ends = Ends()
-    rank = agent.start(place(), Command(PRINT), refuse, ends.end)
+    rank = agent.start(assigned(), Command(PRINT), refuse, ends.end)
     assert ends.ended.wait(30), "the rank runs on, and nobody hears of it"
     assert ends.failure is not None
     assert ends.failure.reason == f"was ended because its output could not be written: {error}"
@@ -107,7 +111,7 @@ def test_output_that_nobody_takes_ends_the_rank(agent: Agent, error: Exception) 
 
 def test_a_lost_host_is_warned_of_once(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     all_ends = [Ends(), Ends()]
-    ranks = [agent.start(place(rank), Command(PRINT), no_line, ends.end) for rank, ends in enumerate(all_ends)]
+    ranks = [agent.start(assigned(rank), Command(PRINT), no_line, ends.end) for rank, ends in enumerate(all_ends)]
     os.kill(agent_process(), signal.SIGKILL)
     for ends in all_ends:
         assert ends.ended.wait(30)
@@ -129,7 +133,7 @@ def test_a_silent_host_is_lost_while_a_call_is_sent_to_it(agent: Agent, monkeypa
     os.kill(agent_process(), signal.SIGSTOP)
     ends = Ends()
     call = Call(bytes(1 << 22), sys.executable, WAIT)
-    starter = threading.Thread(target=agent.start, args=(place(), call, no_line, ends.end), daemon=True)
+    starter = threading.Thread(target=agent.start, args=(assigned(), call, no_line, ends.end), daemon=True)
     starter.start()
     starter.join(30)
     assert not starter.is_alive(), "the launcher waits for a host that it knows to be lost"
@@ -144,7 +148,7 @@ def test_the_guards_of_a_stopped_agent_end_its_ranks(
     words = ["sh", "-c", f"echo $$ > {tmp_path}/rank; exec sleep 100"]
     with monkeypatch.context() as patch:  # for the guard alone: the launcher keeps the connection
         patch.setattr("farandole.launch.messages.SILENCE", 0.2)
-        rank = agent.start(place(), Command(words), no_line, (ends := Ends()).end)
+        rank = agent.start(assigned(), Command(words), no_line, (ends := Ends()).end)
     pid = tmp_path / "rank"
     deadline = time.monotonic() + 30
     while not pid.exists() or not pid.read_text().endswith("\n"):
@@ -163,7 +167,7 @@ def test_the_guards_of_a_stopped_agent_end_its_ranks(
 
 def test_a_host_whose_ranks_have_ended_is_lost_silently(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     ends = Ends()
-    rank = agent.start(place(), Command([sys.executable, "-c", ""]), no_line, ends.end)
+    rank = agent.start(assigned(), Command([sys.executable, "-c", ""]), no_line, ends.end)
     assert ends.ended.wait(30) and ends.failure is None
     assert rank.wait_gone(WAIT)
     os.kill(agent_process(), signal.SIGKILL)
@@ -179,7 +183,7 @@ def test_a_rank_that_its_host_cannot_start_has_failed(tmp_path: Path) -> None:
         started = []
         for rank in range(12):
             ends = Ends()
-            started.append((agents[HOST].start(place(rank), Command(PRINT), no_line, ends.end), ends))
+            started.append((agents[HOST].start(assigned(rank), Command(PRINT), no_line, ends.end), ends))
             stack.callback(started[-1][0].terminate, timedelta(0))
         assert started[-1][1].ended.wait(30), "the rank is taken for running"
         failure = started[-1][1].failure
@@ -323,6 +327,27 @@ def test_messages_that_are_stopped() -> None:
     os.close(theirs)
     assert not reader.is_alive() and len(raised) == 1
     messages.stop()  # closed already
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"versions": {"farandole": "9.9.9", "python": "3.20.1"}, "rooms": 3}, "it has farandole 9.9.9 in"),
+        ({"release": "9.9.9"}, "it has farandole of an unknown version in"),
+    ],
+)
+def test_a_host_whose_farandole_greets_in_another_form_is_named(
+    fields: dict[str, object], told: str, tmp_path: Path
+) -> None:
+    head = json.dumps(["Hello", fields, {}]).encode()
+    greeting = MARKER + frame(LENGTH.pack(len(head)) + head)
+    (tmp_path / "greeting").write_bytes(greeting)
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\ncat {tmp_path}/greeting; exec sleep 1000\n")
+    (tmp_path / "ssh").chmod(0o755)
+    both = f"{told} .*, this machine {re.escape(version('farandole'))}; install the same version"
+    shell = Ssh(command=str(tmp_path / "ssh"))
+    with pytest.raises(HostsError, match=both), SshBackend([HOST], shell).open_agents([HOST]):
+        raise AssertionError("it was taken")
 
 
 def test_a_host_with_another_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

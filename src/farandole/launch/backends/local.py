@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Rank, Task
+from farandole.launch.backend import Agent, Assignment, Call, Host, OnEnd, OnLine, Rank, Task
 from farandole.launch.calls import RankCall
 from farandole.launch.channel import Orders
 from farandole.launch.cores import available_cores
@@ -60,35 +60,35 @@ class LocalAgent:
         self._ports.append(ReservedPort())
         return self._ports[-1].port
 
-    def start(self, place: Place, task: Task, on_line: OnLine, on_end: OnEnd) -> Rank:
+    def start(self, assignment: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> Rank:
         """Start the rank as a process of its own."""
         if isinstance(task, Call):
             return RankCall.start(
                 task.payload,
-                place.env,
-                rank=place.rank,
+                assignment.env,
+                rank=assignment.rank,
                 on_line=on_line,
                 executable=task.executable,
-                cores=place.cores,
+                cores=assignment.cores,
                 stop_limit=self.stop_limit,
                 start_timeout=task.start_timeout,
-                orders=Orders(keep=task.keep_all or place.rank == 0),
+                orders=Orders(keep=task.keep_all or assignment.rank == 0),
                 runner=task.runner,
-                on_message=functools.partial(self._on_message, place.rank),
-                on_end=lambda call: on_end(place.rank, call.failure),
+                on_message=functools.partial(self._on_message, assignment.rank),
+                on_end=lambda call: on_end(assignment.rank, call.failure),
             )
 
         def ended(process: RankProcess) -> None:
             exit = process.exit
             assert exit is not None
-            on_end(place.rank, exit_failure(exit, process.tail) if exit.code else None)
+            on_end(assignment.rank, exit_failure(exit, process.tail) if exit.code else None)
 
         return RankProcess.start(
             task.words,
-            place.env,
-            rank=place.rank,
+            assignment.env,
+            rank=assignment.rank,
             on_line=on_line,
-            cores=place.cores,
+            cores=assignment.cores,
             stop_limit=self.stop_limit,
             on_exit=ended,
         )

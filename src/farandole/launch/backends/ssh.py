@@ -18,13 +18,13 @@ from typing import TypeVar
 
 from farandole.errors import ConfigError, HostsError
 from farandole.launch import messages
-from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Shell, Task
+from farandole.launch.backend import Agent, Assignment, Call, Host, OnEnd, OnLine, Shell, Task
 from farandole.launch.backends.local import LocalAgent
 from farandole.launch.failures import OUTPUT_REFUSED, Failure, from_payload
 from farandole.launch.hosts import is_local, route_to
 from farandole.launch.messages import FromAgent, Messages, Port, Reached
 from farandole.launch.processes import GRACE
-from farandole.launch.versions import check_versions
+from farandole.launch.versions import check_fields
 from farandole.limits import require_open_files
 from farandole.meeting.acceptor import listen
 from farandole.meeting.addresses import join_address
@@ -164,9 +164,8 @@ class SshAgent:
         """Wait until the agent has answered. If it does not, end it and raise `OSError` with the reason."""
         try:
             self._messages.skip_banner(ANSWER)
-            hello = self._messages.receive()
+            hello = self._messages.receive(check_fields)
             assert isinstance(hello, messages.Hello), hello
-            check_versions(hello.versions)
         except BaseException as error:
             why = self._why(error)
             self._messages.close()
@@ -200,11 +199,11 @@ class SshAgent:
             raise HostsError({self.host.name: f"no port can be reserved there: {reserved.problem}"})
         return reserved.port
 
-    def start(self, place: Place, task: Task, on_line: OnLine, on_end: OnEnd) -> "_SshRank":
+    def start(self, assignment: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> "_SshRank":
         """Have the host start the rank."""
-        rank = _SshRank(place.rank, self._messages, on_line, on_end)
+        rank = _SshRank(assignment.rank, self._messages, on_line, on_end)
         with self._changed:
-            self._ranks[place.rank] = rank
+            self._ranks[assignment.rank] = rank
             lost = self._lost
         words: list[str] = []
         call, payload = None, b""
@@ -213,7 +212,7 @@ class SshAgent:
             call = messages.CallOrder(sys.path, task.runner, task.executable, seconds, task.keep_all)
         else:
             words = list(task.words)
-        where = place.rank, place.host, dict(place.env), list(place.cores)
+        where = assignment.rank, assignment.host, dict(assignment.env), list(assignment.cores)
         try:
             if lost is None:
                 self._messages.send(messages.Start(*where, messages.SILENCE, words, call, payload))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
 
-from farandole.launch.backend import Backend, Host, OnLine, Place, Rank, Task
+from farandole.launch.backend import Assignment, Backend, Host, OnLine, Rank, Task
 from farandole.launch.cores import threads_per_rank
 from farandole.launch.elastic.hosts import Agents, Found, HostDiscovery, Opened, OpenedAgent, Watch
 from farandole.launch.elastic.members import Came, Members
@@ -206,7 +206,9 @@ class ElasticJob:
         env |= show_place(Topology.from_hosts(rank, hosts), start.slot)
         env |= {**member.write(), "FARANDOLE_JOB": self._name}
         log.info("member %d starts on %s", start.number, start.host.name)
-        started = opened.agent.start(Place(rank=start.number, host=start.host, env=env), task, on_line, self._end_of)
+        started = opened.agent.start(
+            Assignment(rank=start.number, host=start.host, env=env), task, on_line, self._end_of
+        )
         self._started[start.number] = _Seat(started, start.host, opened)
 
     def _end_of(self, number: int, failure: Failure | None) -> None:
