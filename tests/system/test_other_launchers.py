@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.compat.as_horovod import install
 from helpers.mpi_sites import SITES, SURROUNDINGS
 from system.launched import command
 
@@ -91,6 +92,15 @@ def test_programs_of_horovod_meet_below_mpirun(mpirun: str) -> None:
     pytest.importorskip("torch")
     program = PROGRAM.format(module="horovod.torch")
     done = start(mpirun, "-n", "2", sys.executable, "-m", "farandole.compat", "-c", program)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_programs_of_horovod_meet_where_as_horovod_is_installed(mpirun: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    install(tmp_path, ["horovod"])
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = start(mpirun, "-n", "2", *program("horovod.torch"), env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
 

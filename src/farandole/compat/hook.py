@@ -1,12 +1,13 @@
 """Import hook that makes the modules of Horovod, sparkdl and Petastorm from the table in `answers`."""
 
+import contextlib
 import importlib
 import logging
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from types import ModuleType
 
 import farandole
@@ -16,7 +17,9 @@ from farandole.compat.speech import Speech
 from farandole.errors import ConfigError
 from farandole.extras import prepare_mxnet
 
-__all__ = ["install", "uninstall"]
+__all__ = ["INSTALLER", "install", "is_stand_in", "uninstall"]
+
+INSTALLER = "farandole"  # of the packages that `farandole as-horovod` makes
 
 log = logging.getLogger(__name__)
 
@@ -156,15 +159,22 @@ def _installed() -> Finder | None:
     return next((each for each in sys.meta_path if isinstance(each, Finder)), None)
 
 
+def is_stand_in(package: Distribution) -> bool:
+    """Return whether `farandole as-horovod` has installed a package."""
+    return (package.read_text("INSTALLER") or "").strip() == INSTALLER
+
+
 def _warn_of_hidden(package: str) -> None:
     """Log a warning if another package of this name is on the path."""
     found = PathFinder.find_spec(package, [path for path in sys.path if path != str(IMPORTABLE)])
     if found is None or found.origin is None:
         return  # a plain folder of this name is not a package
-    try:
-        which = f"{package} {version(package)}"
-    except PackageNotFoundError:
-        which = package
+    which = package
+    with contextlib.suppress(PackageNotFoundError):
+        known = distribution(package)
+        if is_stand_in(known):
+            return
+        which = f"{package} {known.version}"
     log.warning(
         "%s is installed (%s) but hidden: farandole %s answers `import %s`; uninstall one of the two",
         which,

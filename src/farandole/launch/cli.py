@@ -62,35 +62,28 @@ class Subcommand(NamedTuple):
     parser: str
 
 
+def _subcommand(module: str, name: str, about: str) -> Subcommand:
+    return Subcommand(about, f"farandole.{module}:run_{name}", f"farandole.{module}:{name}_parser")
+
+
 # By name, since `farandole run` starts without cloudpickle and rich, which others need.
 COMMANDS: Mapping[str, Subcommand] = {
     "run": Subcommand(
         "run a program as N ranks, on this machine or on others", f"{__name__}:run_program", f"{__name__}:run_parser"
     ),
-    "demo": Subcommand(
-        "train a small model on this machine, and watch it",
-        "farandole.launch.demo:run_demo",
-        "farandole.launch.demo:demo_parser",
+    "demo": _subcommand("launch.demo", "demo", "train a small model on this machine, and watch it"),
+    "doctor": _subcommand(
+        "launch.doctor.command", "doctor", "report on this machine, or on hosts and the network between them"
     ),
-    "doctor": Subcommand(
-        "report on this machine, or on hosts and the network between them",
-        "farandole.launch.doctor.command:run_doctor",
-        "farandole.launch.doctor.command:doctor_parser",
+    "timeline": _subcommand(
+        "launch.timeline_command", "timeline", "make a trace, a page, or Horovod's form of the timelines of ranks"
     ),
-    "timeline": Subcommand(
-        "make a trace, a page, or Horovod's form of the timelines of ranks",
-        "farandole.launch.timeline_command:run_timeline",
-        "farandole.launch.timeline_command:timeline_parser",
+    "check": _subcommand("compat.check", "check", "say what becomes of each name of Horovod in a program"),
+    "as-horovod": _subcommand(
+        "compat.as_horovod", "as_horovod", "answer `import horovod` in all processes of an environment"
     ),
-    "check": Subcommand(
-        "say what becomes of each name of Horovod in a program",
-        "farandole.compat.check:run_check",
-        "farandole.compat.check:check_parser",
-    ),
-    "completion": Subcommand(
-        "print a script that completes this command in a shell",
-        "farandole.launch.completion:run_completion",
-        "farandole.launch.completion:completion_parser",
+    "completion": _subcommand(
+        "launch.completion", "completion", "print a script that completes this command in a shell"
     ),
 }
 ABOUT = f"""Synchronous data-parallel training: starts one program as several ranks and

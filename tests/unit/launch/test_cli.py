@@ -158,7 +158,7 @@ def test_help_shows_commands_examples_and_where_to_read_on(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("run",), ("doctor",), ("timeline", "merge"), ("demo",), ("check",), ("completion",)]
+    "words", [(), ("run",), ("doctor",), ("timeline", "merge"), ("demo",), ("check",), ("as-horovod",), ("completion",)]
 )
 def test_help_fits_a_terminal(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
