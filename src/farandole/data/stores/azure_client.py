@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.asyn import AsyncFileSystem, sync
 
@@ -42,16 +42,13 @@ class AzureClient(RangeClient):
             if not now.size:
                 return Part(0, b"", 0, now.mark)
             span, mark = Span(max(0, now.size - TAIL_BYTES), now.size), now.mark
+        # Azure's client would pass None on to aiohttp, which refuses it.
+        condition: dict[str, Any] = {"etag": mark, "match_condition": MatchConditions.IfNotModified} if mark else {}
 
         async def ask() -> Part:
             async with self._blob(path) as blob:
                 began = time.monotonic()
-                answer = await blob.download_blob(
-                    span.first,
-                    span.last - span.first,
-                    etag=mark or None,
-                    match_condition=MatchConditions.IfNotModified if mark else None,
-                )
+                answer = await blob.download_blob(span.first, span.last - span.first, **condition)
                 self.limiter.answered(began)
                 properties = answer.properties
                 first, size = content_range(properties.content_range)  # `properties.size` is the size of the range

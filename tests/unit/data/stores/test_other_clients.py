@@ -14,6 +14,7 @@ pytest.importorskip("fsspec")
 from fsspec.asyn import sync
 
 from farandole.data import Growing, GrowingLoader, Loader, ParquetSource, files
+from farandole.data.stores.ranges import Span
 from farandole.errors import SourceError
 from helpers.azure_store import ACCOUNT, AzureHandler
 from helpers.datasets import write_rows
@@ -126,6 +127,12 @@ def test_an_error_for_good_names_the_object(store: Store) -> None:
     store.served.fault = lambda request: 403 if request.key.endswith("3.parquet") else None
     with pytest.raises(SourceError, match=r"bucket/data/part-003.parquet: .*(Fault|forbidden|Forbidden|authoriz)"):
         source.read(source.row_groups[3], ["row"])
+
+
+def test_a_file_is_read_whatever_its_mark(store: Store) -> None:
+    client = store.open()._source._files.client  # type: ignore[union-attr]
+    assert client is not None
+    assert client.fetch("bucket/data/part-000.parquet", Span(0, 4), "").data == b"PAR1"
 
 
 def test_samples_and_growing_folders(store: Store) -> None:
