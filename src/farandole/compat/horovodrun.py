@@ -11,7 +11,7 @@ from farandole.compat.options_file import read_options
 from farandole.compat.output import HorovodOutput
 from farandole.errors import ConfigError
 from farandole.launch.cli import launch, run_parser
-from farandole.launch.options import Given
+from farandole.launch.options import Given, GivenAction
 
 __all__ = ["make_parser", "run_commandline"]
 
@@ -30,25 +30,19 @@ def make_parser() -> argparse.ArgumentParser:
     return run_parser("horovodrun", VERSION, _ReadFile)
 
 
-class _ReadFile(argparse.Action):
+class _ReadFile(GivenAction):
     """Action that adds a file's options; options on the command line, before or after it, take precedence."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
+    def take(self, parser: argparse.ArgumentParser, given: Given, values: object, option: str) -> None:
+        """Read the file; a problem with it ends the command."""
         try:
             words = read_options(Path(str(values)))
         except ConfigError as error:
-            parser.error(f"{option_string}: {error}")
+            parser.error(f"{option}: {error}")
         of_file = parser.parse_args(words, namespace=Given())
-        assert isinstance(namespace, Given)
-        namespace.settings = {**of_file.settings, **namespace.settings}
-        namespace.ignored += of_file.ignored
-        namespace.mpi_in_file = of_file.mpi
+        given.settings = {**of_file.settings, **given.settings}
+        given.ignored += of_file.ignored
+        given.mpi_in_file = of_file.mpi
 
 
 if __name__ == "__main__":

@@ -12,22 +12,20 @@ import sys
 import threading
 from datetime import timedelta
 
-from farandole.launch.backend import Assignment, Call, Command, Rank, Task
+from farandole.launch.backend import Call, Command, Rank, Task
 from farandole.launch.backends.local import LocalAgent
 from farandole.launch.failures import Failure, to_payload
 from farandole.launch.messages import (
     FROM_LAUNCHER,
     MARKER,
+    Answer,
+    Ask,
     End,
     FromLauncher,
     Gone,
     Hello,
     Line,
     Messages,
-    Port,
-    Reach,
-    Reached,
-    Reserve,
     Start,
 )
 from farandole.launch.processes import GRACE
@@ -90,10 +88,8 @@ class _Service:
         self._messages.send(Hello(own_versions(), identity, client, server, cores, usable))
         while True:
             message = self._messages.receive()
-            if isinstance(message, Reserve):
-                self._messages.send(self._reserve_port())
-            elif isinstance(message, Reach):
-                self._messages.send(_reach(message.address))
+            if isinstance(message, Ask):
+                self._messages.send(self._answer(message.reach))
             elif isinstance(message, Start):
                 self._start(message)
             elif message.rank in self._ranks:  # if not, it could not be started
@@ -106,20 +102,23 @@ class _Service:
         for rank in self._ranks.values():
             rank.wait_gone(GRACE + GONE)
 
-    def _reserve_port(self) -> Port:
+    def _answer(self, reach: str) -> Answer:
+        """Connect to `reach`, where the launcher listens, or reserve a port."""
         try:
-            return Port(self._local.reserve_port())
+            if not reach:
+                return Answer(reach, str(self._local.reserve_port()))
+            with socket.create_connection(split_address(reach), timeout=REACH) as probe:
+                return Answer(reach, probe.getsockname()[0])
         except OSError as error:
-            return Port(0, str(error))
+            return Answer(reach, "", str(error))
 
     def _start(self, order: Start) -> None:
         """Start a rank, or report its failure: an `OSError` of the start does not mean that the launcher is gone."""
-        number = order.rank
-        assignment = Assignment(rank=number, host=order.host, env=order.env, cores=tuple(order.cores))
+        number = order.assignment.rank
         try:
             self._local.stop_limit = order.silence
             with naming_process_limit(OSError), self._starting:
-                self._ranks[number] = rank = self._local.start(assignment, _task(order), self._line, self._end)
+                self._ranks[number] = rank = self._local.start(order.assignment, _task(order), self._line, self._end)
             with naming_process_limit(OSError):
                 gone = threading.Thread(
                     target=self._send_gone, args=(rank,), name=f"farandole-gone-{number}", daemon=True
@@ -154,21 +153,11 @@ class _Service:
 
 
 def _task(order: Start) -> Task:
-    call = order.call
-    if call is None:
+    if order.words:
         return Command(order.words)
-    sys.path[:] = call.paths  # for the worker, and for unpickling the call's exceptions here
-    timeout = timedelta(seconds=call.start_timeout)
-    return Call(order.payload, call.executable, timeout, runner=call.runner, keep_all=call.keep_all)
-
-
-def _reach(address: str) -> Reached:
-    """Connect to `address`, where the launcher listens; return this host's address on that route, or the problem."""
-    try:
-        with socket.create_connection(split_address(address), timeout=REACH) as probe:
-            return Reached(probe.getsockname()[0])
-    except OSError as error:
-        return Reached("", str(error))
+    sys.path[:] = order.paths  # for the worker, and for unpickling the call's exceptions here
+    timeout = timedelta(seconds=order.start_timeout)
+    return Call(order.payload, order.executable, timeout, runner=order.runner, keep_all=order.keep_all)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Assignment:
     rank: int
     host: Host
     env: Mapping[str, str]
-    cores: tuple[int, ...] = ()
+    cores: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 The agent writes MARKER first, because a login shell may print other text before.
 
-    agent -> launcher    Hello (once), Port, Reached, Line, End, Gone
-    launcher -> agent    Reserve, Reach, Start, Terminate
+    agent -> launcher    Hello (once), Answer, Line, End, Gone
+    launcher -> agent    Ask, Start, Terminate
     both                 Alive, every few seconds
 """
 
@@ -12,11 +12,11 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-from farandole.launch.backend import Host
+from farandole.launch.backend import Assignment
 from farandole.launch.versions import Versions
 from farandole.meeting.frames import Kinds, encode, frame, frame_steps, plain_fields
 
@@ -25,7 +25,8 @@ __all__ = [
     "FROM_LAUNCHER",
     "MARKER",
     "SILENCE",
-    "CallOrder",
+    "Answer",
+    "Ask",
     "End",
     "FromAgent",
     "FromLauncher",
@@ -33,10 +34,6 @@ __all__ = [
     "Hello",
     "Line",
     "Messages",
-    "Port",
-    "Reach",
-    "Reached",
-    "Reserve",
     "Start",
     "Terminate",
 ]
@@ -68,56 +65,34 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve:
-    """Asks for a free port."""
+class Ask:
+    """Asks the host to connect to the launcher's address `reach`; without one, to reserve a port."""
+
+    reach: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
-    """The reserved port, or why there is none."""
+class Answer:
+    """The host's own address on the route to `reach`, or the reserved port; else why there is none."""
 
-    port: int
+    reach: str
+    found: str
     problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Asks for a connection to the launcher's address."""
-
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """The host's own address on that route, or why there is none."""
-
-    own: str
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CallOrder:
-    """How a rank makes the call whose function and arguments are the payload."""
-
-    paths: list[str]
-    runner: str
-    executable: str
-    start_timeout: float
-    keep_all: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The order to start a rank, as a program (`words`) or a call."""
+    """The order to start a rank as a program (`words`), or without words as the call whose pickle is `payload`."""
 
-    rank: int
-    host: Host
-    env: Mapping[str, str]
-    cores: list[int]
+    assignment: Assignment
     silence: float
-    words: list[str]
-    call: CallOrder | None
-    payload: bytes
+    words: Sequence[str] = ()
+    paths: Sequence[str] = ()
+    runner: str = ""
+    executable: str = ""
+    start_timeout: float = 0.0
+    keep_all: bool = True
+    payload: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +128,10 @@ class Gone:
     rank: int
 
 
-FromAgent: TypeAlias = Hello | Port | Reached | Line | End | Gone
-FromLauncher: TypeAlias = Reserve | Reach | Start | Terminate
-FROM_AGENT = Kinds[FromAgent | Alive](Hello, Port, Reached, Line, End, Gone, Alive)
-FROM_LAUNCHER = Kinds[FromLauncher | Alive](Reserve, Reach, Start, Terminate, Alive)
+FromAgent: TypeAlias = Hello | Answer | Line | End | Gone
+FromLauncher: TypeAlias = Ask | Start | Terminate
+FROM_AGENT = Kinds[FromAgent | Alive](Hello, Answer, Line, End, Gone, Alive)
+FROM_LAUNCHER = Kinds[FromLauncher | Alive](Ask, Start, Terminate, Alive)
 
 
 class Messages(Generic[M]):

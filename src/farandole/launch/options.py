@@ -4,6 +4,7 @@ import argparse
 import difflib
 import re
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn
@@ -18,6 +19,7 @@ __all__ = [
     "CommandParser",
     "Foreign",
     "Given",
+    "GivenAction",
     "Ignore",
     "SetSetting",
     "add_horovod_options",
@@ -202,7 +204,25 @@ def _add_setting(
     )
 
 
-class SetSetting(argparse.Action):
+class GivenAction(argparse.Action, ABC):
+    """Option whose values change `Given`."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(namespace, Given) and option_string is not None
+        self.take(parser, namespace, values, option_string)
+
+    @abstractmethod
+    def take(self, parser: argparse.ArgumentParser, given: Given, values: object, option: str) -> None:
+        """Take the option `option` with its values."""
+
+
+class SetSetting(GivenAction):
     """Option of a setting, which it stores in `Given.settings`."""
 
     def __init__(
@@ -218,23 +238,17 @@ class SetSetting(argparse.Action):
         super().__init__(option_strings, argparse.SUPPRESS, nargs=nargs, metavar=metavar, help=help)
         self.setting, self._alias = setting, alias
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
+    def take(self, parser: argparse.ArgumentParser, given: Given, values: object, option: str) -> None:
+        """Store the value; a wrong one ends the command."""
         text = f"{values}{self._alias.unit}" if self._alias.value is None else self._alias.value
         try:
-            value = self.setting.parse(text, option_string)
+            value = self.setting.parse(text, option)
         except ConfigError as error:
             parser.error(str(error))
-        assert isinstance(namespace, Given)
-        namespace.settings[self.setting.name] = self.setting.spell(value)
+        given.settings[self.setting.name] = self.setting.spell(value)
 
 
-class Foreign(argparse.Action):
+class Foreign(GivenAction):
     """Option of horovodrun that farandole does not have, for the reason `why`."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, why: str, nargs: int) -> None:
@@ -245,23 +259,12 @@ class Foreign(argparse.Action):
 class Ignore(Foreign):
     """Option that is accepted, and named in a warning."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        assert isinstance(namespace, Given)
-        namespace.ignored.append(f"{option_string} has no effect: {self.why}")
+    def take(self, parser: argparse.ArgumentParser, given: Given, values: object, option: str) -> None:
+        """Note the sentence of the warning."""
+        given.ignored.append(f"{option} has no effect: {self.why}")
 
 
 class _Refuse(Foreign):
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        parser.error(f"{option_string} is not supported: {self.why}")
+    def take(self, parser: argparse.ArgumentParser, given: Given, values: object, option: str) -> NoReturn:
+        """End the command with the reason."""
+        parser.error(f"{option} is not supported: {self.why}")

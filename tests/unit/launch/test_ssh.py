@@ -24,7 +24,7 @@ from farandole.errors import ConfigError, HostsError
 from farandole.launch.backend import Agent, Assignment, Call, Command, Host
 from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.failures import Failure
-from farandole.launch.messages import FROM_AGENT, MARKER, SILENCE, FromAgent, Messages, Port
+from farandole.launch.messages import FROM_AGENT, MARKER, SILENCE, Answer, FromAgent, Messages
 from farandole.meeting.acceptor import BACKLOG
 from farandole.meeting.frames import LENGTH, frame
 from farandole.topology import loopback_address
@@ -283,8 +283,8 @@ def test_messages_of_a_launcher_with_many_open_files() -> None:
         messages = Messages[FromAgent](incoming, os.dup(outgoing), FROM_AGENT)
         stack.callback(messages.close)
         stack.callback(os.close, outgoing)
-        messages.send(Port(7))
-        assert messages.receive() == Port(7)
+        messages.send(Answer("", "7"))
+        assert messages.receive() == Answer("", "7")
 
 
 def dup_from(descriptor: int, least: int) -> int:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TypeVar
 
 from farandole.errors import ConfigError, HostsError
 from farandole.launch import messages
@@ -22,7 +21,7 @@ from farandole.launch.backend import Agent, Assignment, Call, Host, OnEnd, OnLin
 from farandole.launch.backends.local import LocalAgent
 from farandole.launch.failures import OUTPUT_REFUSED, Failure, from_payload
 from farandole.launch.hosts import is_local, route_to
-from farandole.launch.messages import FromAgent, Messages, Port, Reached
+from farandole.launch.messages import Answer, FromAgent, Messages
 from farandole.launch.processes import GRACE
 from farandole.launch.versions import check_fields
 from farandole.limits import require_open_files
@@ -40,8 +39,6 @@ CONNECT = 30.0  # seconds in which ssh has to reach a host
 ANSWER = 120.0  # seconds for an agent to start, or to answer; a busy Slurm takes its time for a step
 LEAVE = 15.0  # seconds for an agent to end
 LAST_LINES = 5  # of ssh's own output, which explain a failure
-
-A = TypeVar("A", Port, Reached)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +139,7 @@ class SshAgent:
         self._listener: threading.Thread | None = None
         self._ranks: dict[int, _SshRank] = {}
         self._lost: str | None = None
-        self._answer: Port | Reached | None = None
+        self._answers: dict[str, Answer] = {}
         self._changed = threading.Condition()
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._process = subprocess.Popen(
@@ -184,20 +181,14 @@ class SshAgent:
 
     def reach(self, address: str) -> None:
         """Have the host connect to `address`, and note its own; raises `OSError` with the reason if it cannot."""
-        reached = self._ask(messages.Reach(address), Reached)
-        if reached.problem:
-            raise OSError(f"it cannot reach this machine at {address}: {reached.problem}")
-        self.address = reached.own
+        self.address = self._ask(address)
 
     def reserve_port(self) -> int:
         """Reserve a free port of the host until the agent is closed; raises `HostsError` with the reason."""
         try:
-            reserved = self._ask(messages.Reserve(), Port)
+            return int(self._ask(""))
         except OSError as error:
             raise HostsError({self.host.name: str(error)}) from error
-        if reserved.problem:
-            raise HostsError({self.host.name: f"no port can be reserved there: {reserved.problem}"})
-        return reserved.port
 
     def start(self, assignment: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> "_SshRank":
         """Have the host start the rank."""
@@ -205,17 +196,15 @@ class SshAgent:
         with self._changed:
             self._ranks[assignment.rank] = rank
             lost = self._lost
-        words: list[str] = []
-        call, payload = None, b""
         if isinstance(task, Call):
-            seconds, payload = task.start_timeout.total_seconds(), task.payload
-            call = messages.CallOrder(sys.path, task.runner, task.executable, seconds, task.keep_all)
+            seconds = task.start_timeout.total_seconds()
+            call = (sys.path, task.runner, task.executable, seconds, task.keep_all, task.payload)
+            order = messages.Start(assignment, messages.SILENCE, (), *call)
         else:
-            words = list(task.words)
-        where = assignment.rank, assignment.host, dict(assignment.env), list(assignment.cores)
+            order = messages.Start(assignment, messages.SILENCE, task.words)
         try:
             if lost is None:
-                self._messages.send(messages.Start(*where, messages.SILENCE, words, call, payload))
+                self._messages.send(order)
         except OSError:
             lost = self._lost or "its connection broke"
         if lost is not None:
@@ -227,24 +216,27 @@ class SshAgent:
         self._messages.close_outgoing()
         self._end_process(LEAVE)
 
-    def _ask(self, question: messages.Reach | messages.Reserve, kind: type[A]) -> A:
-        """Send a question and wait for its answer; raises `OSError` when the agent is lost."""
+    def _ask(self, reach: str) -> str:
+        """Send a question and wait for its answer; raises `OSError` with the reason if there is none."""
         with self._changed:
-            self._answer = None
-            self._messages.send(question)
-            self._changed.wait_for(lambda: isinstance(self._answer, kind) or self._lost is not None, ANSWER)
-            if not isinstance(self._answer, kind):
-                raise OSError(self._lost or f"its agent did not answer within {ANSWER:.0f} s")
-            return self._answer
+            self._messages.send(messages.Ask(reach))
+            self._changed.wait_for(lambda: reach in self._answers or self._lost is not None, ANSWER)
+            answer = self._answers.pop(reach, None)
+        if answer is None:
+            raise OSError(self._lost or f"its agent did not answer within {ANSWER:.0f} s")
+        if answer.problem:
+            what = f"it cannot reach this machine at {reach}" if reach else "no port can be reserved there"
+            raise OSError(f"{what}: {answer.problem}")
+        return answer.found
 
     def _listen(self) -> None:
         """Pass on the agent's messages; the body of the thread, until the agent is gone."""
         try:
             while True:
                 message = self._messages.receive()
-                if isinstance(message, (Port, Reached)):
+                if isinstance(message, Answer):
                     with self._changed:
-                        self._answer = message
+                        self._answers[message.reach] = message
                         self._changed.notify_all()
                 elif not isinstance(message, messages.Hello):
                     self._ranks[message.rank].handle(message)
