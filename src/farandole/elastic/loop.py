@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import re
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -10,6 +11,9 @@ from farandole.elastic.state import HostsUpdatedInterrupt, State
 from farandole.errors import HorovodInternalError, NotInitializedError
 
 __all__ = ["run", "run_fn"]
+
+# From the texts of native errors for a lost rank and for one that did not come in time.
+_LOST = re.compile(r"rank \d+ is lost|waited [\d.]+ s: ")
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +33,17 @@ def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     return run_fn(func, default.rejoin)
 
 
+def _is_loss(error: BaseException) -> bool:
+    """Return whether a rank was lost. Frameworks raise errors of their own classes, with the text of ours.
+
+    TensorFlow and JAX do so for operations in functions, Lightning and Keras may wrap ours."""
+    if isinstance(error, NotInitializedError):
+        return False
+    if isinstance(error, HorovodInternalError) or _LOST.search(str(error)):
+        return True
+    return error.__cause__ is not None and _is_loss(error.__cause__)
+
+
 def run_fn(func: Callable[Concatenate[S, P], R], reset: Callable[[int], None]) -> Callable[Concatenate[S, P], R]:
     """Return the loop of `run` around `func`; `reset` lets the ranks meet again, given the commits of the state."""
 
@@ -44,10 +59,8 @@ def run_fn(func: Callable[Concatenate[S, P], R], reset: Callable[[int], None]) -
             except HostsUpdatedInterrupt as update:
                 log.info("hosts have changed: the ranks meet again")
                 synced = synced and update.skip_sync
-            except NotInitializedError:
-                raise
-            except HorovodInternalError as error:
-                if not default.is_elastic():
+            except Exception as error:
+                if not (default.is_elastic() and _is_loss(error)):
                     raise
                 log.info("a rank was lost, the others restore their last commit and meet again: %s", error)
                 state.restore()

@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from farandole.core import default
 from farandole.core.operations import kinds
 from farandole.core.operations.objects import broadcast_object
 from farandole.core.operations.reduction import Max, Reduction
 from farandole.core.operations.request import Request
+from farandole.elastic.handlers import LoaderStateHandler, Resizable, StateHandler
 from farandole.errors import FarandoleError
 
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "State"]
@@ -109,7 +110,10 @@ class State:
 class ObjectState(State):
     """State of Python objects, which are attributes: `ObjectState(epoch=0)` has `state.epoch`.
 
-    `save` copies them deeply, `sync` sends rank 0's by cloudpickle."""
+    `save` copies them deeply, `sync` sends rank 0's by cloudpickle. A `farandole.data.Loader` keeps its position among
+    the rows, whatever the number of ranks. Assigning another loader to its attribute saves it."""
+
+    _handlers: dict[str, StateHandler[Any]]
 
     def __init__(
         self,
@@ -118,24 +122,50 @@ class ObjectState(State):
         **kwargs: object,
     ) -> None:
         super().__init__(bcast_object, get_rank)
-        self._saved_state = kwargs
+        found = {name: self._handler_of(value) for name, value in kwargs.items()}
+        self._handlers = {name: handler for name, handler in found.items() if handler is not None}
+        for name, handler in self._handlers.items():
+            object.__setattr__(self, name, handler.value)
+        self._saved_state = {name: value for name, value in kwargs.items() if found[name] is None}
         self._set_attrs()
 
     def save(self) -> None:
-        """Copy the attributes deeply."""
+        """Keep a copy of everything in memory."""
+        for handler in self._handlers.values():
+            handler.save()
         self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}
 
     def restore(self) -> None:
-        """Set the attributes to copies of the saved ones."""
+        """Go back to the copy that `save` has kept."""
+        for handler in self._handlers.values():
+            handler.restore()
         self._set_attrs()
 
     def sync(self) -> None:
-        """Set the attributes to the saved ones of rank 0."""
+        """Take over rank 0's state, then save it. A rank that is lost meanwhile leaves the saved one as it was."""
+        for name in sorted(self._handlers):
+            self._handlers[name].sync()
         if self._saved_state:
             self._saved_state = self._bcast_object(self._saved_state)
             self._set_attrs()
+        for handler in self._handlers.values():
+            handler.save()
+
+    def reset(self) -> None:
+        """Prepare values for the ranks that there are now: share out samples, and drop unfinished gradients."""
+        for handler in self._handlers.values():
+            handler.reset()
+
+    def _handler_of(self, value: object) -> StateHandler[Any] | None:
+        """Return a new handler for `value`; None if it is kept as an object."""
+        return LoaderStateHandler(value) if isinstance(value, Resizable) else None
 
     def _set_attrs(self) -> None:
         for name, value in self._saved_state.items():
             # A copy: the program may change the object, a list for example, and go back to the saved one later.
             object.__setattr__(self, name, copy.deepcopy(value))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name in self.__dict__.get("_handlers", {}):
+            self._handlers[name].set_value(value)

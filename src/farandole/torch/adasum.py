@@ -11,7 +11,7 @@ import torch
 
 from farandole.core.operations.compression import Compressor
 from farandole.core.operations.reduction import Adasum, Max
-from farandole.core.process_sets.process_set import ProcessSet
+from farandole.core.process_sets.process_set import ProcessSet, is_alone
 from farandole.torch.front import Front
 from farandole.torch.ops import allreduce, allreduce_async_
 from farandole.torch.second_group import warn_of_second_group
@@ -101,6 +101,10 @@ class AdasumFront(Front):
         loss = super().step(closure)
         self._combine(starts)
         return loss
+
+    def rejoin(self) -> None:
+        """Prepare for the other ranks that an elastic job has now."""
+        self._alone = is_alone(self._combine.process_set)
 
     def _unscaled(self) -> bool:
         """Undo a gradient scaler's scale, if there is one; return whether all ranks' gradients are finite."""

@@ -12,6 +12,10 @@ F = TypeVar("F", bound="Front")
 class Front(torch.optim.Optimizer):
     """The class in front; it overrides methods, and `super()` is the user's class."""
 
+    def rejoin(self) -> None:
+        """Prepare for the other ranks that an elastic job has now."""
+        raise NotImplementedError
+
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Refuse to be copied or pickled: the copy would silently train alone."""
         raise TypeError(

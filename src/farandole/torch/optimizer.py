@@ -16,7 +16,7 @@ from farandole.core.operations.gradients import (
 )
 from farandole.core.operations.objects import broadcast_object
 from farandole.core.operations.reduction import Adasum, Average
-from farandole.core.process_sets.process_set import ProcessSet, global_process_set, require_registered
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set, is_alone, require_registered
 from farandole.torch.adasum import AdasumFront, Combination
 from farandole.torch.front import Front, mix_in
 from farandole.torch.ops import Compression
@@ -114,6 +114,11 @@ class _Distributed(Front):
         super().zero_grad(set_to_none)
         self._synchronized = False
 
+    def rejoin(self) -> None:
+        """Drop all gradients in flight, and prepare for the other ranks that an elastic job has now."""
+        self._alone = self._reducer.rejoin()
+        self._synchronized = False
+
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Load, and forget which gradients were being reduced."""
         self._reducer.reset()
@@ -168,7 +173,7 @@ def DistributedOptimizer(
     grouped = [[parameter] for parameter in held] if groups is None else _group(held, names, groups, process_set)
 
     wrapped = mix_in(_Distributed, optimizer)
-    wrapped._alone = not process_set.included() or process_set.size() == 1
+    wrapped._alone = is_alone(process_set)
     wrapped._synchronized, wrapped._should_synchronize = False, True
     wrapped._sparse_again = sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam)
     wrapped._reducer = Reducer(names, grouped, backward_passes_per_step, options, attach=not wrapped._alone)
@@ -187,7 +192,7 @@ def _combining(
         warnings.warn("groups= has no meaning with op=Adasum: every parameter is combined on its own", stacklevel=3)
     wrapped = mix_in(AdasumFront, optimizer)
     wrapped.set_backward_passes_per_step(passes)
-    wrapped._alone = not process_set.included() or process_set.size() == 1
+    wrapped._alone = is_alone(process_set)
     wrapped._combine = Combination(names, compression, process_set)
     return wrapped
 

@@ -13,6 +13,7 @@ from farandole.core.operations import kinds
 from farandole.core.operations.compression import Compressor
 from farandole.core.operations.gradients import GradientOptions, Passes
 from farandole.core.operations.request import Request
+from farandole.core.process_sets.process_set import is_alone
 from farandole.errors import InvalidRequest
 from farandole.torch.flight import Flight, InFlight
 from farandole.torch.ops import allreduce, requests
@@ -174,6 +175,20 @@ class Reducer:
                 InFlight.uncover(parameter)
             self._flights.clear()
             self._looked_at = False
+
+    def rejoin(self) -> bool:
+        """Drop reductions, those held back too, of a job that has ended; return whether this rank is alone in the next.
+
+        The hooks follow: a rank that is alone has none."""
+        self._held, self._held_bytes = {}, 0
+        self.reset()
+        alone = is_alone(self._options.process_set)
+        self._attach = not alone
+        if alone:
+            _remove_hooks(self._hooks)
+            self._hooks.clear()
+        self.watch()
+        return alone
 
     def _start(self, group: Sequence[Parameter]) -> None:
         gradients = [self._gradient(parameter) for parameter in group]

@@ -12,6 +12,7 @@ __all__ = [
     "ProcessSet",
     "add_process_set",
     "global_process_set",
+    "is_alone",
     "membership_of",
     "remove_process_set",
     "require_registered",
@@ -161,6 +162,11 @@ def membership_of(process_set: ProcessSet, kind: str, name: str | None = None) -
             wire, f"Rank {default.rank()} is not a member of the provided process set, {process_set!r}"
         )
     return membership
+
+
+def is_alone(process_set: ProcessSet) -> bool:
+    """Return whether this rank reduces with no other one. An elastic job of one rank may grow, so it does not count."""
+    return not process_set.included() or (process_set.size() == 1 and not default.is_elastic())
 
 
 def require_registered(process_set: ProcessSet, what: str) -> None:

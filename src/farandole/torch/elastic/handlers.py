@@ -2,12 +2,16 @@
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from farandole.core.operations.objects import broadcast_object
+from farandole.elastic import StateHandler
 from farandole.torch.elastic.sampler import ElasticSampler
+from farandole.torch.front import Front
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [
@@ -19,32 +23,6 @@ __all__ = [
     "get_handler_registry",
     "set_handler_registry",
 ]
-
-V = TypeVar("V")
-
-
-class StateHandler(Generic[V]):
-    """Handler of one value; subclasses in the registry handle values of their types."""
-
-    def __init__(self, value: V) -> None:
-        self.value = value
-
-    def save(self) -> None:
-        """Keep a copy of the value's state in memory."""
-        raise NotImplementedError
-
-    def restore(self) -> None:
-        """Give the value the state that `save` has kept."""
-        raise NotImplementedError
-
-    def sync(self) -> None:
-        """Give the value rank 0's state; `TorchState` saves it when all values have theirs."""
-        raise NotImplementedError
-
-    def set_value(self, value: V) -> None:
-        """Handle `value` from now on, and save it."""
-        self.value = value
-        self.save()
 
 
 class ModelStateHandler(StateHandler[torch.nn.Module]):
@@ -62,12 +40,14 @@ class ModelStateHandler(StateHandler[torch.nn.Module]):
         self.value.load_state_dict(self._saved)
 
     def sync(self) -> None:
-        state = self.value.state_dict()
-        tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-        broadcast_parameters(tensors, root_rank=0)
-        if len(tensors) < len(state):
-            others = {name: value for name, value in state.items() if name not in tensors}
-            self.value.load_state_dict({**tensors, **broadcast_object(others, 0, "elastic.model")})
+        held = {name: value for name, value in self.value.state_dict().items() if not is_lazy(value)}
+        mine = {name: _form(value) if isinstance(value, torch.Tensor) else value for name, value in held.items()}
+        forms = broadcast_object(mine, 0, "elastic.model")
+        # A new rank may lack what the others have made in training, such as the parameters of lazy modules.
+        state = {name: _like(form, held.get(name)) for name, form in forms.items()}
+        broadcast_parameters([(name, each) for name, each in state.items() if isinstance(each, torch.Tensor)], 0)
+        if others := {name: value for name, value in state.items() if value is not held.get(name)}:
+            self.value.load_state_dict(others, strict=False)
 
 
 class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
@@ -82,11 +62,23 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
         self._saved = _copied(self.value.state_dict(), self._saved)
 
     def restore(self) -> None:
+        self._drop_gradients()
         # The optimizer keeps the tensors that it is given and changes them in place.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
+
+    def reset(self) -> None:
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        # Some were reduced when a rank was lost, others not, and new ranks have none.
+        if isinstance(self.value, Front):
+            self.value.rejoin()
+        for group in self.value.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
 
 class SamplerStateHandler(StateHandler[ElasticSampler]):
@@ -105,6 +97,9 @@ class SamplerStateHandler(StateHandler[ElasticSampler]):
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "elastic.sampler"))
+
+    def reset(self) -> None:
+        self.value.reset()
 
 
 Registry = list[tuple[type, type[StateHandler[Any]]]]
@@ -143,5 +138,23 @@ def _copied(value: Any, before: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def _form(tensor: torch.Tensor) -> object:
-    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+@dataclass(frozen=True)
+class _Form:
+    """Shape, dtype, device and layout of a tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+
+
+def _form(tensor: torch.Tensor) -> _Form:
+    return _Form(tensor.shape, tensor.dtype, tensor.device, tensor.layout)
+
+
+def _like(form: object, held: object) -> object:
+    """Return `held` if it is a tensor of this shape and dtype, else a new one; other values as they are."""
+    if not isinstance(form, _Form):
+        return form
+    fits = isinstance(held, torch.Tensor) and (held.shape, held.dtype) == (form.shape, form.dtype)
+    return held if fits else torch.empty(form.shape, dtype=form.dtype)

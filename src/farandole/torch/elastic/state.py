@@ -1,11 +1,13 @@
 """State of elastic training with PyTorch."""
 
+from typing import Any
+
 import torch
 
 from farandole.core import default
 from farandole.core.operations.objects import broadcast_object
-from farandole.elastic.state import ObjectState
-from farandole.torch.elastic.handlers import StateHandler, find_handler
+from farandole.elastic import ObjectState, StateHandler
+from farandole.torch.elastic.handlers import find_handler
 
 __all__ = ["TorchState"]
 
@@ -13,10 +15,8 @@ __all__ = ["TorchState"]
 class TorchState(ObjectState):
     """State of a model, an optimizer, and any other objects by name, which are attributes: `state.epoch`.
 
-    Modules, optimizers and `ElasticSampler`s are saved by their handlers, see `get_handler_registry`; other objects by
-    deep copies. Assigning another module, optimizer or sampler to an attribute saves it."""
-
-    _handlers: dict[str, StateHandler[object]]
+    Modules, optimizers, `ElasticSampler`s and loaders are saved by their handlers, see `get_handler_registry`; other
+    objects by deep copies. Assigning another one of them to its attribute saves it."""
 
     def __init__(
         self,
@@ -24,42 +24,8 @@ class TorchState(ObjectState):
         optimizer: torch.optim.Optimizer | None = None,
         **kwargs: object,
     ) -> None:
-        given = {"model": model, "optimizer": optimizer, **kwargs}
-        found = {name: find_handler(value) for name, value in given.items()}
-        self._handlers = {name: handler for name, handler in found.items() if handler is not None}
-        for name in self._handlers:
-            object.__setattr__(self, name, given[name])
-        objects = {name: kwargs[name] for name in kwargs if found[name] is None}
-        super().__init__(broadcast_object, default.rank, **objects)
+        given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
+        super().__init__(broadcast_object, default.rank, **given, **kwargs)
 
-    def save(self) -> None:
-        """Keep a copy of everything in memory."""
-        for handler in self._handlers.values():
-            handler.save()
-        super().save()
-
-    def restore(self) -> None:
-        """Go back to the copy that `save` has kept."""
-        for handler in self._handlers.values():
-            handler.restore()
-        super().restore()
-
-    def sync(self) -> None:
-        """Take over rank 0's state, then save it. A rank that is lost meanwhile leaves the saved one as it was."""
-        for name in sorted(self._handlers):
-            self._handlers[name].sync()
-        super().sync()
-        for handler in self._handlers.values():
-            handler.save()
-
-    def reset(self) -> None:
-        """Share out the samplers' samples over the ranks that there are now."""
-        for handler in self._handlers.values():
-            reset = getattr(handler.value, "reset", None)
-            if callable(reset) and isinstance(handler.value, torch.utils.data.Sampler):
-                reset()
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if name in self.__dict__.get("_handlers", {}):
-            self._handlers[name].set_value(value)
+    def _handler_of(self, value: object) -> StateHandler[Any] | None:
+        return find_handler(value) or super()._handler_of(value)

@@ -1,0 +1,69 @@
+"""Handlers: how one kind of value in a state is saved, restored and taken over from rank 0."""
+
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from farandole.core import default
+from farandole.core.operations.objects import broadcast_object
+
+__all__ = ["LoaderStateHandler", "Resizable", "StateHandler"]
+
+V = TypeVar("V")
+
+
+class StateHandler(Generic[V]):
+    """Handler of one value of a state."""
+
+    def __init__(self, value: V) -> None:
+        self.value = value
+
+    def save(self) -> None:
+        """Keep a copy of the value's state in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Give the value the state that `save` has kept."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Give the value rank 0's state; the state saves it when all values have theirs."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Prepare the value for other ranks than before; does nothing by default."""
+
+    def set_value(self, value: V) -> None:
+        """Handle `value` from now on, and save it."""
+        self.value = value
+        self.save()
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """A loader whose position in an epoch does not depend on the number of ranks, such as `farandole.data.Loader`."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def resize(self, rank: int, size: int) -> None: ...
+
+
+class LoaderStateHandler(StateHandler[Resizable]):
+    """Handler of a loader: the rows of the epoch that all ranks have visited; a reset shares out the others."""
+
+    def __init__(self, loader: Resizable) -> None:
+        super().__init__(loader)
+        self.save()
+
+    def save(self) -> None:
+        self._saved = self.value.state_dict()
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self._saved)
+
+    def sync(self) -> None:
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "elastic.loader"))
+
+    def reset(self) -> None:
+        self.value.resize(default.rank(), default.size())
