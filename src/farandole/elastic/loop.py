@@ -41,7 +41,8 @@ def _is_loss(error: BaseException) -> bool:
         return False
     if isinstance(error, HorovodInternalError) or _LOST.search(str(error)):
         return True
-    return error.__cause__ is not None and _is_loss(error.__cause__)
+    above = error.__cause__ or error.__context__
+    return above is not None and _is_loss(above)
 
 
 def run_fn(func: Callable[Concatenate[S, P], R], reset: Callable[[int], None]) -> Callable[Concatenate[S, P], R]:

@@ -133,7 +133,7 @@ class ObjectState(State):
         """Keep a copy of everything in memory."""
         for handler in self._handlers.values():
             handler.save()
-        self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}
+        self._saved_state = {name: self._copy(getattr(self, name)) for name in self._saved_state}
 
     def restore(self) -> None:
         """Go back to the copy that `save` has kept."""
@@ -146,7 +146,7 @@ class ObjectState(State):
         for name in sorted(self._handlers):
             self._handlers[name].sync()
         if self._saved_state:
-            self._saved_state = self._bcast_object(self._saved_state)
+            self._saved_state = self._bcast_object({name: getattr(self, name) for name in self._saved_state})
             self._set_attrs()
         for handler in self._handlers.values():
             handler.save()
@@ -160,10 +160,13 @@ class ObjectState(State):
         """Return a new handler for `value`; None if it is kept as an object."""
         return LoaderStateHandler(value) if isinstance(value, Resizable) else None
 
+    def _copy(self, value: object) -> object:
+        return copy.deepcopy(value)
+
     def _set_attrs(self) -> None:
         for name, value in self._saved_state.items():
             # A copy: the program may change the object, a list for example, and go back to the saved one later.
-            object.__setattr__(self, name, copy.deepcopy(value))
+            object.__setattr__(self, name, self._copy(value))
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)

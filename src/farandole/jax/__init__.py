@@ -14,6 +14,7 @@ from farandole.errors import HorovodInternalError
 from farandole.extras import importing as _importing
 
 with _importing("farandole.jax"):
+    from farandole.jax import elastic
     from farandole.jax import ops as _ops
     from farandole.jax.ops import *
     from farandole.jax.training import DistributedOptimizer, broadcast_parameters, grad, value_and_grad
@@ -25,6 +26,7 @@ __all__ = [
     "barrier",
     "broadcast_object",
     "broadcast_parameters",
+    "elastic",
     "grad",
     "join",
     "value_and_grad",

@@ -14,7 +14,7 @@ from farandole.errors import HorovodInternalError
 from farandole.extras import importing as _importing
 
 with _importing("farandole.keras"):
-    from farandole.keras import callbacks
+    from farandole.keras import callbacks, elastic
     from farandole.keras import ops as _ops
     from farandole.keras.compression import Compression
     from farandole.keras.ops import *
@@ -33,6 +33,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "elastic",
     "load_model",
 ]
 __all__ += _public.__all__

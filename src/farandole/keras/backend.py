@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeAlias
 import keras
 
 from farandole.core.operations.gradients import GradientOptions
+from farandole.core.process_sets.process_set import ProcessSet
 
 __all__ = [
     "Backend",
@@ -47,8 +48,8 @@ class Backend(Protocol):
         Without `groups` the backend chooses them. Blocks unless it only traces.
         """
 
-    def divide(self, gradient: Tensor, number: int) -> Tensor:
-        """Return a gradient, dense or sparse, divided by a number."""
+    def divide(self, gradient: Tensor, process_set: ProcessSet) -> Tensor:
+        """Return a gradient, dense or sparse, divided by the number of ranks in a set of which this rank is one."""
 
     def allreduce(self, tensor: Tensor, name: str | None, options: Options) -> Tensor:
         """Return the tensor or variable, reduced over all ranks."""

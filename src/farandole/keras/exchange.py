@@ -8,7 +8,7 @@ import keras
 from farandole.core.operations.gradients import even_groups, explicit_groups
 from farandole.core.operations.reduction import Min, Reduction
 from farandole.core.process_sets.membership import Counters
-from farandole.core.process_sets.process_set import membership_of, require_registered
+from farandole.core.process_sets.process_set import is_alone, membership_of, require_registered
 from farandole.keras.backend import Options, Tensor, Variable
 from farandole.keras.chosen import backend
 
@@ -63,23 +63,17 @@ class Exchange:
         )
 
     @property
-    def size(self) -> int:
-        """The number of ranks in the process set, 1 outside of it; raises `NotInitializedError` before `init()`."""
-        process_set = self.options.process_set
-        require_registered(process_set, "the optimizer's step")
-        return (process_set.size() or 1) if process_set.included() else 1
-
-    @property
     def alone(self) -> bool:
-        """Return whether this rank has no other ranks to exchange gradients with."""
-        return self.size == 1
+        """Whether this rank has no other ranks to exchange gradients with; `NotInitializedError` before `init()`."""
+        require_registered(self.options.process_set, "the optimizer's step")
+        return is_alone(self.options.process_set)
 
     def reduce(self, gradients: Sequence[Tensor], keys: Sequence[Hashable]) -> list[Tensor]:
         """Return the gradients, reduced over all ranks; None stays None.
 
         Blocks until every rank has made the request, unless it is only traced. A function traced while `alone` reduces
-        nothing, so that XLA can compile it, and a traced function keeps the operations' names and the number of ranks.
-        Another job has to trace it again."""
+        nothing, so that XLA can compile it, and a traced function keeps the operations' names. Another job has to trace
+        it again. An elastic job goes on with it, but on JAX it keeps the number of ranks for local variables."""
         reduced = list(gradients)
         if self.alone:
             return reduced
@@ -90,7 +84,7 @@ class Exchange:
             if key not in self.local:
                 sent[key] = place
             elif self._scale_local:
-                reduced[place] = backend().divide(gradient, self.size)
+                reduced[place] = backend().divide(gradient, self.options.process_set)
         if sent:
             outputs = backend().reduce_each(
                 [gradients[place] for place in sent.values()], self._places(list(sent)), self._named(), self.options

@@ -6,6 +6,7 @@ import jax
 import keras
 
 import farandole.jax as hvd
+from farandole.core.process_sets.process_set import ProcessSet
 from farandole.keras.backend import Options, reduction_arguments, value_of
 
 __all__ = ["allreduce", "divide", "hvd", "is_tensor", "reduce_each"]
@@ -25,9 +26,9 @@ def reduce_each(
     return hvd.grouped_allreduce(tensors, name=name, **reduction_arguments(options))
 
 
-def divide(gradient: jax.Array, number: int) -> jax.Array:
+def divide(gradient: jax.Array, process_set: ProcessSet) -> jax.Array:
     """See `Backend`."""
-    return gradient / number
+    return gradient / (process_set.size() or 1)
 
 
 def allreduce(tensor: jax.Array | keras.Variable, name: str | None, options: Options) -> jax.Array:

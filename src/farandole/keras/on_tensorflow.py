@@ -6,8 +6,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from farandole.core.process_sets.process_set import ProcessSet
+from farandole.core.process_sets.registry import GLOBAL
 from farandole.keras.backend import Options, Tensor, reduction_arguments, value_of
 from farandole.tensorflow import ops as hvd
+from farandole.tensorflow.place import size_op
 
 __all__ = ["allreduce", "divide", "hvd", "is_tensor", "reduce_each"]
 
@@ -45,11 +48,11 @@ def reduce_each(
     return reduced
 
 
-def divide(gradient: Tensor, number: int) -> Tensor:
-    """See `Backend`; slices stay slices."""
+def divide(gradient: Tensor, process_set: ProcessSet) -> Tensor:
+    """See `Backend`; slices stay slices. A function divides by the number of ranks when it runs."""
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values / number, gradient.indices, gradient.dense_shape)
-    return gradient / number
+        return tf.IndexedSlices(divide(gradient.values, process_set), gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(size_op(process_set.process_set_id or GLOBAL), gradient.dtype)
 
 
 def allreduce(tensor: Tensor, name: str | None, options: Options) -> Tensor:

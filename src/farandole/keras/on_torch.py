@@ -6,6 +6,7 @@ import keras
 import torch
 
 import farandole.torch as hvd
+from farandole.core.process_sets.process_set import ProcessSet
 from farandole.keras.backend import Options, compress_each, reduction_arguments, value_of
 
 __all__ = ["allreduce", "divide", "hvd", "is_tensor", "reduce_each"]
@@ -41,9 +42,9 @@ def reduce_each(
     return reduced
 
 
-def divide(gradient: torch.Tensor, number: int) -> torch.Tensor:
+def divide(gradient: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
     """See `Backend`."""
-    return gradient / number
+    return gradient / (process_set.size() or 1)
 
 
 def allreduce(tensor: torch.Tensor | keras.Variable, name: str | None, options: Options) -> torch.Tensor:

@@ -12,6 +12,7 @@ from farandole.errors import HorovodInternalError
 from farandole.extras import importing as _importing
 
 with _importing("farandole.tensorflow"):
+    from farandole.tensorflow import elastic
     from farandole.tensorflow import ops as _ops
     from farandole.tensorflow.broadcasting import (
         BroadcastGlobalVariablesHook,
@@ -41,6 +42,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
+    "elastic",
     "local_rank_op",
     "local_size_op",
     "process_set_included_op",

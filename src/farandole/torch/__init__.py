@@ -14,6 +14,7 @@ from farandole.errors import HorovodInternalError
 from farandole.extras import importing as _importing
 
 with _importing("farandole.torch"):
+    from farandole.torch import elastic
     from farandole.torch import ops as _ops
     from farandole.torch.ops import *
     from farandole.torch.optimizer import DistributedOptimizer
@@ -36,6 +37,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "convert_sync_batchnorm",
+    "elastic",
     "empty_shared",
     "join",
     "poll",

@@ -1,0 +1,169 @@
+"""Elastic training with Keras 3 on all its backends and with tf_keras, with the names of Horovod's API.
+
+state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+
+@hvd.elastic.run
+def train(state):
+    callbacks = [
+        hvd.elastic.UpdateEpochStateCallback(state),
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.CommitStateCallback(state),
+    ]
+    model.fit(dataset, steps_per_epoch=500 // hvd.size(), epochs=24 - state.epoch, callbacks=callbacks)
+
+`fit` goes on with the functions that it has traced before ranks came or went."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from farandole.core import default
+from farandole.core.operations.objects import broadcast_object
+from farandole.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, StateHandler, run
+from farandole.keras.backend import Model, Optimizer, Variable
+from farandole.keras.callbacks.base import Callback
+from farandole.keras.generation import generation_of
+from farandole.keras.state import broadcast_variables
+
+__all__ = [
+    "CommitStateCallback",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "KerasState",
+    "ObjectState",
+    "State",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+
+
+class _ModelHandler(StateHandler[Model]):
+    """Handler of a model's weights and of the variables of its optimizer."""
+
+    def __init__(self, model: Model, optimizer: Optimizer | None) -> None:
+        super().__init__(model)
+        self._optimizer = optimizer
+        if not model.built:
+            raise ValueError("the model has no weights yet: build it, or call it once, before its state is made")
+        self.save()
+
+    def save(self) -> None:
+        self._saved = [np.array(keras.ops.convert_to_numpy(variable)) for variable in self._all()]
+
+    def restore(self) -> None:
+        if getattr(self.value, "_jax_state", None) is not None:
+            # On JAX, `fit` keeps the values outside of the variables. A step that has failed has consumed them.
+            self.value._jax_state, self.value._jax_state_synced = None, True
+        for variable, value in zip(self._all(), self._saved, strict=True):
+            variable.assign(value)
+
+    def sync(self) -> None:
+        broadcast_variables(self._variables(), root_rank=0)
+
+    def _variables(self) -> list[Variable]:
+        model, optimizer = self.value, self._optimizer or getattr(self.value, "optimizer", None)
+        if optimizer is None:
+            return list(model.weights)
+        return [*model.weights, *generation_of(optimizer).build(optimizer, model.trainable_variables)]
+
+    def _all(self) -> list[Variable]:
+        """Return the variables that ranks have in common, and the states of this rank's random generators."""
+        common = self._variables()
+        known = {id(variable) for variable in common}
+        return [*common, *(each for each in self.value.non_trainable_variables if id(each) not in known)]
+
+
+class KerasState(ObjectState):
+    """State of a Keras model that is built, its optimizer, and any other objects by name: `state.epoch`.
+
+    `optimizer` is the model's by default, also one that `compile` makes later. Assigning another model to `state.model`
+    saves it. Raises `ValueError` for a model that is not built."""
+
+    def __init__(self, model: Model, optimizer: Optimizer | None = None, **kwargs: object) -> None:
+        super().__init__(broadcast_object, default.rank, **kwargs)
+        # First: where saving it fails, because of a step on JAX that has failed, nothing is saved.
+        self._handlers = {"model": _ModelHandler(model, optimizer), **self._handlers}
+        object.__setattr__(self, "model", model)
+        object.__setattr__(self, "optimizer", optimizer or getattr(model, "optimizer", None))
+
+
+class _StateCallback(Callback):
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+
+class CommitStateCallback(_StateCallback):
+    """Commits the state after every `batches_per_commit` batches, and after each epoch.
+
+    It should be the last callback, so that the state has what the others note."""
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__(state)
+        self.batches_per_commit = self.batches_remaining = batches_per_commit
+
+    def on_train_begin(self, logs: object = None) -> None:
+        """Count from the first batch of this `fit`, as ranks that have joined do."""
+        self.batches_remaining = self.batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        """Count the batch, and commit; raises `HostsUpdatedInterrupt` as `State.commit` does."""
+        self.batches_remaining -= 1
+        if self.batches_remaining == 0:
+            self.batches_remaining = self.batches_per_commit
+            self.commit()
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        """Commit."""
+        self.commit()
+
+    def commit(self) -> None:
+        """Commit the state."""
+        _ = self.model  # on JAX, this gives the variables the values that `fit` keeps
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(_StateCallback):
+    """Keeps the number of batches done in the epoch in `state.batch`, which is 0 after an epoch.
+
+    If `fit` begins with `state.batch` > 0, its first epoch has that many batches less, but at least one."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__(state)
+        self._before, self._cut = 0, False
+
+    def on_train_begin(self, logs: object = None) -> None:
+        """Note how many batches of the first epoch are done already."""
+        self._before = self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        """Note the batch, and end an epoch whose first batches were done before."""
+        self.state.batch = self._before + batch + 1
+        steps = (self.params or {}).get("steps")
+        if self._before and steps and self.state.batch >= steps and not self.model.stop_training:
+            self.model.stop_training = self._cut = True  # ends the epoch; taken back at its end
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        """Begin to count again."""
+        self.state.batch = self._before = 0
+        if self._cut:
+            self.model.stop_training = self._cut = False
+
+
+class UpdateEpochStateCallback(_StateCallback):
+    """Keeps the number of epochs done in `state.epoch`, counted on from its value when `fit` began."""
+
+    def on_train_begin(self, logs: object = None) -> None:
+        """Note the epochs that were done before."""
+        self.initial_epoch = self.state.epoch
+        self._first: int | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        """Note the number of this `fit`'s first epoch, which `initial_epoch` may set."""
+        self._first = epoch if self._first is None else self._first
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        """Count the epoch."""
+        self.state.epoch = self.initial_epoch + epoch - (self._first or 0) + 1
