@@ -8,8 +8,8 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -17,6 +17,7 @@ from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.process_sets.agreement import Sets
 from farandole.core.process_sets.membership import Counters, Membership
+from farandole.core.process_sets.registry import Ranks
 from farandole.errors import ConfigError, HorovodInternalError, NotInitializedError, RendezvousError
 from farandole.meeting.launched import find_rendezvous
 from farandole.meeting.launched.communicators import Communicator, is_communicator, spans
@@ -164,19 +165,25 @@ def _join(comm: Sequence[int] | Communicator | None, config: Config, rendezvous:
     met = find_rendezvous(config, communicator=communicator) if rendezvous is None else rendezvous
     try:
         _require_all_ranks(comm, met.size)
-        return _enter(met, config, -1) if isinstance(met, ElasticRendezvous) else Context(met, config)
+        return _enter(met, config, -1, {}) if isinstance(met, ElasticRendezvous) else Context(met, config)
     except BaseException:
         if rendezvous is None:
             met.close()
         raise
 
 
-def _enter(rendezvous: ElasticRendezvous, config: Config, commits: int) -> Context:
+def _enter(
+    rendezvous: ElasticRendezvous, config: Config, commits: int, sets: Mapping[object, tuple[int, Ranks]]
+) -> Context:
     """Connect to the ranks of a generation, or of the next one if one of them is lost meanwhile, and so on."""
     while True:
         rendezvous.keep_launcher()
         try:
-            made = Context(rendezvous, config)
+            with ExitStack() as failing:
+                made = Context(rendezvous, config)
+                failing.callback(made.shutdown)
+                made.sets.carry(sets)
+                failing.pop_all()
         except (RendezvousError, HorovodInternalError) as error:
             log.info("a rank was lost while the ranks of generation %d met: %s", rendezvous.generation, error)
             rendezvous = rendezvous.next(commits)
@@ -198,8 +205,9 @@ def rejoin(commits: int) -> None:
     if not isinstance(left.rendezvous, ElasticRendezvous):
         raise ConfigError("elastic", "no elastic launcher started this job; start it by: farandole run --min-np 1 ...")
     left.rendezvous.keep_launcher()
+    sets = left.sets.made
     shutdown()
-    made = _enter(left.rendezvous.next(commits), left.config, commits)
+    made = _enter(left.rendezvous.next(commits), left.config, commits, sets)
     with _lock:
         _process = _ContextMembership(made, Counters())
         _share()

@@ -54,6 +54,10 @@ class TensorLoader(Generic[T]):
         """See `Loader.load_state_dict`."""
         self.loader.load_state_dict(state)
 
+    def resize(self, rank: int, size: int) -> None:
+        """See `Loader.resize`."""
+        self.loader.resize(rank, size)
+
     @property
     def metrics(self) -> Metrics | None:
         """See `Loader.metrics`."""

@@ -5,8 +5,9 @@ nothing, so no set can make another one wait.
 """
 
 import json
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
@@ -28,12 +29,15 @@ from farandole.topology import Topology
 
 __all__ = ["Sets"]
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class _Set:
     number: int
-    ranks: Ranks
+    ranks: Ranks  # none: the job has lost all of them
     membership: Membership | None  # None: this rank is not a member
+    asked: Ranks  # the ranks that it was made with, and gets again if an elastic job has them again
 
 
 class Sets:
@@ -54,6 +58,7 @@ class Sets:
         self._engine, self._monitors, self._engines = engine, monitors, engines
         self._registry = Registry(topology.size)
         self._sets: dict[object, _Set] = {}
+        self._carried: dict[Ranks, _Set] = {}  # by the ranks that they were made with
         self._generation = 0  # generation of the latest set
         self._changing = threading.Lock()
         self._closing = threading.Lock()
@@ -64,10 +69,43 @@ class Sets:
         """The ranks of each set of the job, by number; 0 is the set of all ranks."""
         return self._registry.sets
 
+    @property
+    def made(self) -> dict[object, tuple[int, Ranks]]:
+        """By key, the number of each set and the ranks that it was made with; for `carry`."""
+        return {key: (known.number, known.asked) for key, known in self._sets.items()}
+
     def number_of(self, key: object) -> int | None:
-        """Return the number of the set added under `key`; None without one."""
+        """Return the number of the set added under `key`; None without one, or if the job has lost all its ranks."""
         known = self._sets.get(key)
-        return None if known is None else known.number
+        return None if known is None or not known.ranks else known.number
+
+    def ranks_of(self, key: object) -> Ranks | None:
+        """Return the ranks of the set added under `key`; None without one, or if the job has lost all of them."""
+        known = self._sets.get(key)
+        return None if known is None or not known.ranks else known.ranks
+
+    def carry(self, made: Mapping[object, tuple[int, Ranks]]) -> None:
+        """Make the sets of an elastic job's last generation again, as rank 0 had `made` them.
+
+        A set has those of its ranks that the job has now. Blocks until all ranks have called, also new ones, which have
+        made none; `add` then finds the set without communication. Raises like `add`."""
+        told = json.loads(self._gather(json.dumps(sorted(set(made.values()))).encode())[0])
+        for number, asked in told:
+            # Other than new sets, several may have the same ranks, such as all that are left.
+            size, membership = self._topology.size, None
+            members = tuple(rank for rank in asked if rank < size)
+            if members and number not in self._registry.sets:
+                self._generation += 1
+                membership = self._form(members, f"process set {number} ({spell_ranks(members)})")
+                self._registry.restore({number: members})
+                self._engines.add(number, None if membership is None else membership.engine)
+            else:
+                members = ()
+                log.info("process set %d of ranks %s is not there while the job has %d ranks", number, asked, size)
+            known = _Set(number, members, membership, tuple(asked))
+            self._carried[known.asked] = known
+            keys = [key for key, wanted in made.items() if wanted == (number, known.asked)]
+            self._sets |= dict.fromkeys(keys or [known.asked], known)
 
     def membership_of(self, key: object) -> Membership | None:
         """Return this rank's membership in the set added under `key`; None without a set or a membership."""
@@ -81,6 +119,9 @@ class Sets:
         different calls, `ValueError` for an invalid set, `RendezvousError` with a member's error if it failed to
         connect."""
         with self._changing:
+            if found := self._carried.get(tuple(sorted(ranks))):
+                self._sets[key] = found
+                return
             number = self._registry.next
             self._generation = 1 + self._agree("add_process_set", list(ranks), number)
             members = self._registry.check(ranks)
@@ -88,7 +129,7 @@ class Sets:
             with self._closing:
                 if not self._closed:
                     self._registry.add(members)
-                    self._sets[key] = _Set(number, members, membership)
+                    self._sets[key] = _Set(number, members, membership, members)
                     self._engines.add(number, None if membership is None else membership.engine)
                     return
             self._end(membership)
@@ -123,7 +164,7 @@ class Sets:
         Blocks until all ranks have called. Operations that all members had requested by then complete; others fail."""
         with self._changing:
             known = self._sets.get(key)
-            if known is None:
+            if known is None or not known.ranks:
                 return False
             self._agree("remove_process_set", list(known.ranks), known.number)
             if known.membership is not None:
@@ -131,6 +172,8 @@ class Sets:
                 self._end(known.membership)
             with self._closing:
                 if self._sets.pop(key, None) is not None:
+                    self._sets = {other: each for other, each in self._sets.items() if each is not known}
+                    self._carried.pop(known.asked, None)
                     self._registry.remove(known.number)
                     self._engines.remove(known.number)
             return True

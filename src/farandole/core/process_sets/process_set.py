@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from farandole.core import default
 from farandole.core.process_sets.agreement import Sets
 from farandole.core.process_sets.membership import Membership
+from farandole.core.process_sets.registry import Ranks
 from farandole.errors import InvalidRequest
 from farandole.meeting.launched.communicators import Communicator, is_communicator, own_place, places_of
 
@@ -49,7 +50,9 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int] | None:
-        return None if self._ranks is None else list(self._ranks)
+        """The ranks of the set. An elastic job may have lost some of those that it was made with."""
+        ranks = self._registered() or self._ranks
+        return None if ranks is None else list(ranks)
 
     @property
     def mpi_comm(self) -> Communicator | None:
@@ -65,21 +68,27 @@ class ProcessSet:
 
     def size(self) -> int | None:
         """Return the number of ranks of the set; None if it is not registered."""
-        return None if self.process_set_id is None or self._ranks is None else len(self._ranks)
+        ranks = self._registered()
+        return None if ranks is None else len(ranks)
 
     def rank(self) -> int | None:
         """Return this process' rank in the set; None if the set is not registered.
 
         Raises `ValueError` if this process is not a member."""
-        if self.process_set_id is None or self._ranks is None:
+        ranks = self._registered()
+        if ranks is None:
             return None
-        if default.rank() not in self._ranks:
+        if default.rank() not in ranks:
             raise ValueError("Process is not part of provided process set.")
-        return self._ranks.index(default.rank())
+        return ranks.index(default.rank())
 
     def included(self) -> bool | None:
         """Return whether this process is a member; None if the set is not registered."""
-        return None if self.process_set_id is None or self._ranks is None else default.rank() in self._ranks
+        ranks = self._registered()
+        return None if ranks is None else default.rank() in ranks
+
+    def _registered(self) -> Ranks | None:
+        return default.context().sets.ranks_of(self) if default.is_initialized() else None
 
     # The object identifies the set, so copies of its holder, such as an optimizer, must hold the same object.
 

@@ -1,7 +1,7 @@
 """Registry of a job's process sets by number, equal on all ranks. Pure."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 __all__ = ["GLOBAL", "Ranks", "Registry"]
 
@@ -53,6 +53,11 @@ class Registry:
             self._freed.popleft()
         self._sets[number] = members
         return number
+
+    def restore(self, sets: Mapping[int, Ranks]) -> None:
+        """Register the sets of an earlier generation of the job under the numbers that they had."""
+        self._sets |= sets
+        self._freed = deque(number for number in range(max(self._sets)) if number not in self._sets)
 
     def remove(self, number: int) -> bool:
         """Remove the set `number`; returns False for the set of all ranks and for a number without a set."""

@@ -58,6 +58,11 @@ class FeedLoader(Loader):
             )
         self._epoch, self._position = found.epoch, found.visited
 
+    def resize(self, rank: int, size: int) -> None:
+        """Raise `ConfigError` if the ranks are others: the rows of a rank that is lost are lost with it."""
+        if (rank, size) != (self._rank, self._size):
+            raise ConfigError("source", "has the rows of this rank alone, which others cannot read; use Loader")
+
     def _prepare(self, gather: Gather | None) -> None:
         asked, source = self._reading, self._source
         columns = self._columns = columns_to_read(source.schema, self._asked_columns, warn=self._rank == 0)

@@ -45,6 +45,7 @@ class Loader:
 
     `policy` decides about the rows that do not fill a last step: "drop" leaves them out, "pad" fills batches up by
     repeating rows, "join" shares them out, so that batches of the last step are smaller, or empty.
+    `batch_size` is a rank's, or with `of_all_ranks` that of all ranks together, whose batches then differ by a row.
     With `gather`, an all-gather of objects, making a loader, starting an epoch and each step are collective. If ranks
     see different data, or one rank cannot read it, all ranks raise with the text of the failure, before any of them has
     that step's batch. With `alone`, only making the loader is collective: each rank takes batches at its own pace and
@@ -64,6 +65,7 @@ class Loader:
         *,
         batch_size: int,
         policy: Policy,
+        of_all_ranks: bool = False,
         columns: Sequence[str] | None = None,
         rank: int = 0,
         size: int = 1,
@@ -74,8 +76,10 @@ class Loader:
         seed: int | None = None,
     ) -> None:
         check_source(source)
-        check_loader(batch_size, policy, columns, rank, size)
-        self._source, self._rank, self._size, self._batch_size = source, rank, size, batch_size
+        check_loader(batch_size, policy, columns, rank, size, of_all_ranks)
+        self._source, self._rank, self._size = source, rank, size
+        self._step_rows = batch_size if of_all_ranks else 0
+        self._batch_size = -(-batch_size // size) if of_all_ranks else batch_size
         self._reading, self._report = reading or Reading(), report
         if seed is not None:
             self._reading = replace(self._reading, seed=seed)
@@ -223,10 +227,20 @@ class Loader:
         self._order = replace(
             self._order, lanes=found.lanes, window=found.window, seed=seed, permuted=bool(found.permuted)
         )
-        self._plan, self._seed = self._global_plan(self._order), found.seed
+        self._plan, self._seed = self._plan_steps(self._order), found.seed
         self._epoch, self._position = found.epoch, found.visited
         if not self._steps_left:
             self._epoch, self._position = found.epoch + 1, 0
+
+    def resize(self, rank: int, size: int) -> None:
+        """Share out the rows that no rank has visited yet over `size` ranks, of which this one is `rank`.
+
+        All ranks must call it after the same step, and iterate anew. An elastic state does so. Its loaders are made
+        without `gather`, because new ranks make theirs while others train."""
+        check_loader(self._batch_size, self._policy, None, rank, size)
+        self._rank, self._size = rank, size
+        self._batch_size = -(-self._step_rows // size) or self._batch_size
+        self.load_state_dict(self.state_dict())
 
     def _prepare(self, gather: Gather | None) -> None:
         """Plan columns, order and steps; collective with `gather`."""
@@ -251,11 +265,7 @@ class Loader:
         agree("the data", f"{len(rows)} row groups of {rows.sum()} rows, fingerprint {self._fingerprint:x}", gather)
         agree("the columns", self._kinds_text(), gather)
         agree("the loader", f"{self._settings()}, {self._order_text()}", gather)
-        self._plan = plan = self._global_plan(order)
-        if not plan.steps:
-            raise DataError("", f"{plan.rows} rows make no step of {plan.step_rows}; {SMALLER}")
-        if self._policy == "pad" and plan.rows < self._size:
-            raise DataError("", f"{plan.total} rows for {self._size} ranks: some have none to repeat")
+        self._plan = self._plan_steps(order)
         if len(rows) < self._size and self._rank == 0:
             text = "%d row groups for %d ranks: several ranks read each of them; write smaller row groups to read less"
             log.warning(text, len(rows), self._size)
@@ -303,15 +313,21 @@ class Loader:
             permuted=asked.shuffle_row_groups,
         )
 
-    def _global_plan(self, order: Order) -> GlobalPlan:
-        return GlobalPlan(
+    def _plan_steps(self, order: Order) -> GlobalPlan:
+        plan = GlobalPlan(
             rows=order.rows,
             lanes=order.lanes,
             batch_size=self._batch_size,
             size=self._size,
             start=0,
             policy=self._policy,
+            of_all_ranks=self._step_rows,
         )
+        if not plan.steps:
+            raise DataError("", f"{plan.rows} rows make no step of {plan.step_rows}; {SMALLER}")
+        if self._policy == "pad" and plan.rows < self._size:
+            raise DataError("", f"{plan.total} rows for {self._size} ranks: some have none to repeat")
+        return plan
 
     def _settings(self) -> str:
         return f"{self._size} ranks, batch_size {self._batch_size}, policy {self._policy}"
@@ -364,7 +380,8 @@ class Loader:
 
     def _first_rows(self) -> Columns:
         """Read rows to repeat for a rank that has none in the last step."""
-        plan = replace(self._global_plan(self._order), batch_size=1, policy="join")
+        assert isinstance(self._plan, GlobalPlan)
+        plan = replace(self._plan, batch_size=1, policy="join", of_all_ranks=0)
         with closing(self._pieces(plan, self._rank)) as pieces:
             return joined(next(piece for piece in pieces if rows_of(piece)))
 

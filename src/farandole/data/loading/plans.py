@@ -1,5 +1,6 @@
 """Plans of an epoch's steps: over one order of all rows, and over rows that each rank holds."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,9 @@ Policy: TypeAlias = Literal["drop", "pad", "join"]
 class GlobalPlan:
     """Steps over one order of `rows` rows that all ranks can read, without its first `start` rows.
 
-    Step s consists of the `size * batch_size` rows from position start + s * size * batch_size on, so the rows of a
-    step depend on that product only. Guarantees: all ranks do the same number of steps; each row is in one batch of one
+    Step s consists of the `step_rows` rows from position start + s * step_rows on, so its rows depend on that number
+    only. It is size * batch_size, or a smaller number with policy "join", so that it does not depend on `size`.
+    Guarantees: all ranks do the same number of steps; each row is in one batch of one
     rank, except the rows that "drop" leaves out; no batch exceeds `batch_size`; the ranks' numbers of rows differ by at
     most one, in each step and over all steps. A rank takes rows of few lanes.
     Raises `ValueError` for arguments out of range.
@@ -31,6 +33,7 @@ class GlobalPlan:
     size: int
     start: int
     policy: Policy
+    of_all_ranks: int = 0  # rows of a step, if not size * batch_size
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.size < 1 or self.lanes < 1:
@@ -58,8 +61,8 @@ class GlobalPlan:
 
     @property
     def step_rows(self) -> int:
-        """The number of rows of a full step, on all ranks together."""
-        return self.size * self.batch_size
+        """The number of rows of a step but the last, on all ranks together."""
+        return self.of_all_ranks or self.size * self.batch_size
 
     @property
     def steps(self) -> int:
@@ -69,8 +72,8 @@ class GlobalPlan:
 
     @property
     def full_steps(self) -> int:
-        """The number of steps in which every rank takes `batch_size` rows."""
-        return (self.rows - self.start) // self.step_rows
+        """The number of steps, at the beginning, in which every rank takes `batch_size` rows."""
+        return (self.rows - self.start) // self.step_rows if self.step_rows == self.size * self.batch_size else 0
 
     def batch(self, rank: int, step: int) -> int:
         """Return the number of rows that the rank takes in this step, without repeated ones."""
@@ -94,16 +97,15 @@ class GlobalPlan:
 
     def stream(self, rank: int, first: int, last: int) -> NDArray[np.int64]:
         """Return the positions from `first` to `last` (half-open) that the rank takes in any step, ascending."""
-        full = self.full_steps
+        full, begin = self.full_steps, max(0, first - self.start) // self.step_rows
         until = min(self.steps, -(-(last - self.start) // self.step_rows))
-        steps = np.arange(max(0, first - self.start) // self.step_rows, min(until, full))
+        steps = np.arange(begin, min(until, full))
         begins = self.start + steps * self.step_rows
         taken = np.empty((len(steps), self.batch_size), np.int64)
         for phase in np.unique(begins % self.lanes):
             here = begins % self.lanes == phase
             taken[here] = begins[here, None] + self._pattern(rank, int(phase), self.step_rows)
-        # The step that is not full, if the range reaches it.
-        rest = [self.take(rank, full)] if until > full else []
+        rest = [self.take(rank, step) for step in range(max(begin, full), until)]
         flat = np.concatenate([taken.reshape(-1), *rest])
         ends = np.searchsorted(flat, [first, min(last, self.rows)])
         return flat[ends[0] : ends[1]]
@@ -114,7 +116,9 @@ class GlobalPlan:
 
     def lanes_of(self, rank: int) -> list[int]:
         """Return the lanes of which the rank takes rows."""
-        phases = {(self.start + step * self.step_rows) % self.lanes for step in range(min(self.steps, self.lanes))}
+        # Where ranks take equally many rows, a step's pattern depends on the lane in which it begins only.
+        period = self.lanes if self.step_rows % self.size == 0 else math.lcm(self.lanes, self.size)
+        phases = {(self.start + step * self.step_rows) % period for step in range(min(self.steps, period))}
         patterns = [phase + self._pattern(rank, phase, self.step_rows) for phase in phases]
         patterns += [self.take(rank, self.steps - 1)] if self.steps else []
         return sorted({int(lane) for pattern in patterns for lane in pattern % self.lanes})

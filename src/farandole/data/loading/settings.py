@@ -32,9 +32,18 @@ def check_source(source: object) -> None:
         raise ConfigError("source", problem)
 
 
-def check_loader(batch_size: object, policy: object, columns: Sequence[str] | None, rank: object, size: object) -> None:
+def check_loader(
+    batch_size: object,
+    policy: object,
+    columns: Sequence[str] | None,
+    rank: object,
+    size: object,
+    of_all_ranks: bool = False,
+) -> None:
     """Raise `ConfigError` for an invalid argument of a loader."""
     check_count("batch_size", batch_size, 1)
+    if of_all_ranks and policy != "join":
+        raise ConfigError("policy", f"must be 'join' with of_all_ranks=True, as ranks share unevenly; got {policy!r}")
     if policy not in get_args(Policy):
         raise ConfigError("policy", f"must be one of {', '.join(get_args(Policy))}, got {policy!r}")
     if isinstance(columns, str) or not all(isinstance(name, str) for name in columns or ()):

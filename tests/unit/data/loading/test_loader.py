@@ -4,6 +4,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,59 @@ def test_an_epoch_goes_on_with_4_then_2_then_3_ranks(tmp_path: Path, policy: Pol
     assert state is not None
     assert (state["epoch"], state["visited"]) == (1, 0)
     assert all(isinstance(value, int) for value in state.values())
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_loaders_take_other_ranks_within_an_epoch(tmp_path: Path, shuffle: bool) -> None:
+    rows = write_rows(tmp_path, RAGGED["ragged"])
+    reading = replace(SMALL, shuffle=shuffle)
+
+    def made(rank: int, size: int) -> Loader:
+        loader = Loader(
+            ParquetSource(str(tmp_path)), batch_size=11, policy="join", of_all_ranks=True, rank=rank, size=size,
+            reading=reading,
+        )  # fmt: skip
+        return loader
+
+    def steps(loaders: list[Loader], count: int) -> Iterator[list[int]]:
+        with ExitStack() as closing:
+            batches = [iter(loader) for loader in loaders]
+            for each in batches:
+                closing.callback(each.close)  # type: ignore[attr-defined]
+            for _ in range(count):
+                found = [next(each) for each in batches]
+                assert max(each.rows for each in found) - min(each.rows for each in found) <= 1
+                assert sum(each.weight for each in found) == pytest.approx(len(found))
+                yield sorted(rows_of(found))
+
+    alone = made(0, 1)
+    expected = [sorted(rows_of([batch])) for _ in range(2) for batch in alone]
+    loaders = [made(rank, 4) for rank in range(4)]
+    seen: list[list[int]] = []
+    for size, count in ((4, 3), (2, 2), (3, 1), (1, 2), (7, None)):
+        state = loaders[0].state_dict()
+        loaders = [*loaders[:size], *(made(rank, size) for rank in range(len(loaders), size))]
+        for rank, loader in enumerate(loaders):
+            loader.load_state_dict(state)
+            loader.resize(rank, size)
+        seen += steps(loaders, len(loaders[0]) if count is None else count)
+    assert loaders[0].epoch == 1
+    seen += steps(loaders, len(loaders[0]))
+    assert seen == expected
+    assert sorted(row for batch in seen for row in batch) == sorted([*range(rows)] * 2)
+
+
+def test_a_batch_of_all_ranks_needs_policy_join(tmp_path: Path) -> None:
+    write_rows(tmp_path, RAGGED["ragged"])
+    with pytest.raises(ConfigError, match="policy: must be 'join' with of_all_ranks"):
+        Loader(ParquetSource(str(tmp_path)), batch_size=11, policy="pad", of_all_ranks=True)
+
+
+def test_more_ranks_than_rows_of_a_step_are_refused(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path, RAGGED["ragged"])
+    loader = Loader(ParquetSource(str(tmp_path)), batch_size=4, policy="drop")
+    with pytest.raises(DataError, match="make no step"):
+        loader.resize(0, rows)
 
 
 def test_a_resumed_loader_gives_what_the_other_would_have_given(tmp_path: Path) -> None:

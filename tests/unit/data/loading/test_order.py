@@ -97,8 +97,14 @@ def test_shuffling_mixes_row_groups_and_moves_rows_far() -> None:
 
 
 deals = st.builds(
-    lambda rows, lanes, batch_size, size, policy, share: GlobalPlan(
-        rows=rows, lanes=lanes, batch_size=batch_size, size=size, start=int(rows * share), policy=policy
+    lambda rows, lanes, batch_size, size, policy, share, less: GlobalPlan(
+        rows=rows,
+        lanes=lanes,
+        batch_size=batch_size,
+        size=size,
+        start=int(rows * share),
+        policy=policy,
+        of_all_ranks=size * batch_size - min(less, size - 1) if policy == "join" else 0,
     ),
     st.integers(0, 400),
     st.integers(1, 13),
@@ -106,6 +112,7 @@ deals = st.builds(
     st.integers(1, 7),
     st.sampled_from(["drop", "pad", "join"]),
     st.floats(0, 1),
+    st.integers(0, 6),
 )
 
 
@@ -161,10 +168,21 @@ def test_an_epoch_goes_on_with_other_numbers_of_ranks(sizes: tuple[int, ...]) ->
 
 def test_with_one_global_batch_steps_do_not_depend_on_ranks() -> None:
     def steps(size: int) -> list[set[int]]:
-        deal = GlobalPlan(rows=1003, lanes=8, batch_size=24 // size, size=size, start=0, policy="join")
+        most = -(-24 // size)
+        deal = GlobalPlan(
+            rows=1003, lanes=8, batch_size=most, size=size, start=0, policy="join", of_all_ranks=24 if 24 % size else 0
+        )
         return [{int(row) for rank in range(size) for row in deal.take(rank, step)} for step in range(deal.steps)]
 
-    assert steps(1) == steps(2) == steps(3) == steps(4) == steps(8)
+    assert steps(1) == steps(2) == steps(3) == steps(4) == steps(5) == steps(7) == steps(8)
+
+
+def test_weights_make_the_mean_over_a_step_of_uneven_shares() -> None:
+    deal = GlobalPlan(rows=100, lanes=3, batch_size=4, size=6, start=7, policy="join", of_all_ranks=20)
+    for step in range(deal.steps):
+        rows = [deal.take(rank, step) for rank in range(6)]
+        means = [each.mean() * deal.weight(rank, step) if len(each) else 0.0 for rank, each in enumerate(rows)]
+        assert sum(means) / 6 == pytest.approx(np.concatenate(rows).mean())
 
 
 def test_lanes_follow_row_groups_and_memory() -> None:
