@@ -149,10 +149,6 @@ driver gloo_run mpi_run common.cache common.constants common.serialization keras
 keras.remote keras.tensorflow keras.util lightning.legacy lightning.remote lightning.util task.gloo_exec_fn
 task.mpirun_exec_fn task.task_info task.task_service torch.remote torch.util
 """
-_ELASTIC_MODULES = """
-tensorflow.elastic tensorflow.keras.elastic keras.elastic
-common.elastic runner.elastic
-"""
 # A module for which `compat.answers` names one of farandole is absent only until that one exists.
 _RUNNER_UTIL = {
     "codec": "pickle with cloudpickle, and encode with base64",
@@ -167,7 +163,6 @@ _RUNNER_UTIL = {
     "tiny_shell_exec": "call subprocess.run",
 }
 ABSENT_MODULES: Mapping[str, str] = {
-    **{f"horovod.{module}": ELASTIC for module in _ELASTIC_MODULES.split()},
     "horovod.tensorflow.data": _NO_SERVICES,
     "horovod.spark.lightning.datamodule": "leave data_module out: ranks read the DataFrame's rows",
     **{f"horovod.spark.{module}": _INSIDE_SPARK for module in _SPARK_MODULES.split()},
@@ -179,6 +174,7 @@ ABSENT_MODULES: Mapping[str, str] = {
     "horovod.runner.common.service": _INSIDE,
     **{f"horovod.runner.common.util.{module}": why for module, why in _RUNNER_UTIL.items()},
     **{f"horovod.ray.{module}": _INSIDE for module in ("strategy", "worker", "adapter", "driver_service", "utils")},
+    "horovod.runner.elastic": ELASTIC,
     "horovod.ray.elastic": ELASTIC,
     "horovod.ray.elastic_v2": ELASTIC,
     **dict.fromkeys(

@@ -23,12 +23,12 @@ stop_timeline sycl_built synchronize
 """
 TORCH = (
     "DistributedOptimizer HorovodInternalError SyncBatchNorm broadcast_optimizer_state broadcast_parameters "
-    "convert_sync_batchnorm sparse_allreduce_async"
+    "convert_sync_batchnorm elastic sparse_allreduce_async"
 )
 TENSORFLOW = """
 BroadcastGlobalVariablesHook DistributedGradientTape DistributedOptimizer HorovodInternalError
 PartialDistributedGradientTape SyncBatchNormalization broadcast_global_variables broadcast_object_fn broadcast_variables
-local_rank_op local_size_op process_set_included_op rank_op size_op
+elastic local_rank_op local_size_op process_set_included_op rank_op size_op
 """
 # TensorFlow waits by itself, and shares no memory of ours.
 NOT_IN_TENSORFLOW = {"Handle", "empty_shared", "poll", "synchronize"}
@@ -41,7 +41,9 @@ OPERATIONS = [
 
 
 def visible(module: ModuleType) -> set[str]:
-    names = {name for name, value in vars(module).items() if not isinstance(value, ModuleType)}
+    names = {
+        name for name, value in vars(module).items() if not isinstance(value, ModuleType) or name in module.__all__
+    }
     return {name for name in names if not name.startswith("_")}
 
 

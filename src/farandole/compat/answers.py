@@ -106,7 +106,8 @@ BroadcastGlobalVariablesCallback MetricAverageCallback LearningRateScheduleCallb
 BestModelCheckpoint
 """
 _PROCESS_SETS = "ProcessSet global_process_set add_process_set remove_process_set"
-_EXCEPTIONS = "HostsUpdatedInterrupt HorovodVersionMismatchError get_version_mismatch_message"
+_EXCEPTIONS = "HorovodVersionMismatchError get_version_mismatch_message"
+_KERAS_ELASTIC = "run KerasState CommitStateCallback UpdateBatchStateCallback UpdateEpochStateCallback"
 _UTIL = """
 ccl_built check_extension check_installed_version ddl_built extension_available get_ext_suffix
 get_extension_full_path gloo_built gpu_available is_iterable is_version_greater_equal_than mpi_built nccl_built
@@ -127,6 +128,7 @@ def _compression(framework: str) -> dict[str, str]:
 _OPERATIONS = _from("farandole.compat.basics", "HorovodBasics _basics")
 _EAGERLY = {"_executing_eagerly": "tensorflow:executing_eagerly"}
 _CHECK_EXTENSION = _from("farandole.compat.horovod_util", "check_extension")
+_INTERRUPT = _from("farandole.elastic", "HostsUpdatedInterrupt")
 _DATA = _from("farandole.compat.data_loader", "BaseDataLoader AsyncDataLoaderMixin")
 _RUN = {"run": "farandole.compat.launching:run"}
 _COMMAND = {"run_commandline": "farandole.compat.horovodrun:run_commandline"}
@@ -152,7 +154,7 @@ MODULES: Mapping[str, Module] = {
         by="farandole.torch",
         every=True,
         own={
-            "HostsUpdatedInterrupt": "farandole.compat.exceptions:HostsUpdatedInterrupt",
+            **_INTERRUPT,
             **_CHECK_EXTENSION,
             **_VERSION,
         },
@@ -197,6 +199,9 @@ MODULES: Mapping[str, Module] = {
         known=_TENSORFLOW,
         needs="tensorflow",
     ),
+    "horovod.tensorflow.elastic": Module(
+        by="farandole.tensorflow.elastic", every=True, known="run TensorFlowState TensorFlowKerasState"
+    ),
     "horovod.tensorflow.mpi_ops": Module(by="farandole.tensorflow", own=_OPERATIONS, known=_TENSORFLOW_OPS),
     "horovod.tensorflow.util": Module(own=_EAGERLY),
     "horovod.tensorflow.functions": Module(by="farandole.tensorflow", known=_TENSORFLOW_STATE),
@@ -212,6 +217,7 @@ MODULES: Mapping[str, Module] = {
         needs="tensorflow keras",
     ),
     "horovod.tensorflow.keras.callbacks": Module(by="farandole.keras.callbacks", known=_CALLBACKS),
+    "horovod.tensorflow.keras.elastic": Module(by="farandole.keras.elastic", every=True, known=_KERAS_ELASTIC),
     "horovod.keras": Module(
         by="farandole.keras",
         every=True,
@@ -225,6 +231,7 @@ MODULES: Mapping[str, Module] = {
         own=_from("farandole.compat.horovod_keras", "BestModelCheckpoint"),
         known=_CALLBACKS,
     ),
+    "horovod.keras.elastic": Module(by="farandole.keras.elastic", every=True, known=_KERAS_ELASTIC),
     "horovod.mxnet": Module(
         by="farandole.mxnet",
         every=True,
@@ -241,8 +248,11 @@ MODULES: Mapping[str, Module] = {
     "horovod.common.basics": Module(own=_from("farandole.compat.basics", "HorovodBasics")),
     "horovod.common.process_sets": Module(by="farandole.core.process_sets.process_set", known=_PROCESS_SETS),
     "horovod.common.exceptions": Module(
-        by="farandole.errors", own=_from("farandole.compat.exceptions", _EXCEPTIONS), known="HorovodInternalError"
+        by="farandole.errors",
+        own={**_INTERRUPT, **_from("farandole.compat.exceptions", _EXCEPTIONS)},
+        known="HorovodInternalError",
     ),
+    "horovod.common.elastic": Module(by="farandole.elastic", known="State ObjectState run_fn"),
     "horovod.common.util": Module(
         own={**_from("farandole.compat.horovod_util", _UTIL), "env": "farandole.compat.children:env"},
     ),

@@ -1,14 +1,6 @@
-"""The exceptions of `horovod.common.exceptions` that programs name but farandole never raises."""
+"""The exception of `horovod.common.exceptions` that programs name but farandole never raises."""
 
-__all__ = ["HorovodVersionMismatchError", "HostsUpdatedInterrupt", "get_version_mismatch_message"]
-
-
-class HostsUpdatedInterrupt(RuntimeError):
-    """Error for a changed set of hosts. With `skip_sync` ranks need not synchronize their state."""
-
-    def __init__(self, skip_sync: bool) -> None:
-        super().__init__(skip_sync)
-        self.skip_sync = skip_sync
+__all__ = ["HorovodVersionMismatchError", "get_version_mismatch_message"]
 
 
 class HorovodVersionMismatchError(ImportError):

@@ -56,7 +56,7 @@ class Context:
             # A single rank has no use for the fabric that it has asked for.
             self.fabric = connections.fabric_name or self.config.fabric
             self.engine = start_engine(connections, self.config, members=members, process_set=process_set)
-            self._engines = RankEngines(self.topology.local_rank, self.topology.local_size)
+            self._engines = RankEngines(self.local_rank, self.local_size)
             self._engines.add(GLOBAL, self.engine)
             self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._monitors, self._engines)
             failing.callback(self.shutdown)  # else the other ranks would wait for the engine

@@ -16,6 +16,8 @@ __all__ = ["HostsUpdatedInterrupt", "ObjectState", "State"]
 
 T = TypeVar("T")
 
+REMOVED, ADDED = 1, 2  # changes of hosts, as Horovod counts them
+
 
 class HostsUpdatedInterrupt(FarandoleError, RuntimeError):
     """Hosts of an elastic job came or are leaving: the ranks meet again and go on, with the state that they have.
@@ -47,7 +49,7 @@ class State:
     def __init__(self, bcast_object: Broadcast = broadcast_object, get_rank: Callable[[], int] = default.rank) -> None:
         self._bcast_object, self._rank = bcast_object, get_rank
         self._reset_callbacks: list[Callable[[], None]] = []
-        self._commits, self._holds = 0, False
+        self._commits, self._holds, self._told = 0, False, 0
 
     @property
     def held_commits(self) -> int:
@@ -67,6 +69,12 @@ class State:
         for callback in self._reset_callbacks:
             callback()
 
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Note a change of hosts, which the next `commit` raises on all ranks: 1 some are leaving, 2 some came, 3 both.
+
+        Horovod's driver calls it, farandole's does not need to. `timestamp` is ignored."""
+        self._told |= update_res
+
     def commit(self) -> None:
         """Save the state, then look for changes of hosts as `check_host_updates` does. All ranks must call it."""
         self.save()
@@ -77,12 +85,14 @@ class State:
         """Raise `HostsUpdatedInterrupt` on all ranks if one of them has been told that hosts came or are leaving.
 
         All ranks must call it. Blocks until they have; raises `HorovodInternalError` if one of them is lost."""
-        changes = bytearray(default.host_changes())
+        told, self._told = self._told, 0
+        added, removed = default.host_changes()
+        changes = bytearray((added or bool(told & ADDED), removed or bool(told & REMOVED)))
         if default.size() > 1:
             # Each rank hears from the launcher by itself; agreeing here lets all of them leave after the same step.
             request = Request(kinds.ALLREDUCE, reduction=Reduction(Max))
             default.membership().engine.run(request, "elastic.host_changes", changes, changes)
-        added, removed = changes
+        added, removed = map(bool, changes)
         if added or removed:
             raise HostsUpdatedInterrupt(skip_sync=not added)
 

@@ -110,8 +110,8 @@ def test_every_module_of_the_table_is_there_or_says_why(frameworks: None, instal
     assert refused.keys() == missing.keys()
     # What is above a module is imported first, and speaks for itself.
     assert set(refused.values()) <= set(missing.values())
-    assert {"horovod.ray.elastic", "horovod.tensorflow.elastic"} <= refused.keys()
-    assert not {"horovod.torch", "horovod.runner", "horovod.common"} & refused.keys()
+    assert {"horovod.ray.elastic", "horovod.runner.elastic"} <= refused.keys()
+    assert not {"horovod.torch", "horovod.runner", "horovod.common.elastic", "horovod.keras.elastic"} & refused.keys()
 
 
 def test_every_own_name_leads_to_something(frameworks: None, installed: None) -> None:

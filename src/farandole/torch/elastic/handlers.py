@@ -34,13 +34,13 @@ class ModelStateHandler(StateHandler[torch.nn.Module]):
         self.save()
 
     def save(self) -> None:
-        self._saved = _copied(self.value.state_dict(), self._saved)
+        self._saved = _copied(self._state(), self._saved)
 
     def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
+        self.value.load_state_dict(self._saved, strict=False)
 
     def sync(self) -> None:
-        held = {name: value for name, value in self.value.state_dict().items() if not is_lazy(value)}
+        held = self._state()
         mine = {name: _form(value) if isinstance(value, torch.Tensor) else value for name, value in held.items()}
         forms = broadcast_object(mine, 0, "elastic.model")
         # A new rank may lack what the others have made in training, such as the parameters of lazy modules.
@@ -48,6 +48,10 @@ class ModelStateHandler(StateHandler[torch.nn.Module]):
         broadcast_parameters([(name, each) for name, each in state.items() if isinstance(each, torch.Tensor)], 0)
         if others := {name: value for name, value in state.items() if value is not held.get(name)}:
             self.value.load_state_dict(others, strict=False)
+
+    def _state(self) -> dict[str, Any]:
+        """Return what the module has made; lazy modules make parameters in their first step."""
+        return {name: value for name, value in self.value.state_dict().items() if not is_lazy(value)}
 
 
 class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):

@@ -1,0 +1,385 @@
+"""States of elastic training, on ranks that are threads: what they save, restore, and take over from rank 0."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole import elastic
+from farandole.core import default
+from farandole.core.context import Context
+from farandole.core.default import use
+from farandole.core.process_sets.process_set import ProcessSet, add_process_set, remove_process_set
+from farandole.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState
+from farandole.meeting.rendezvous import SoloRendezvous, ThreadRendezvous
+from farandole.numpy import allreduce
+from helpers.installed import require
+from helpers.ranks import run_ranks
+
+
+@pytest.fixture
+def in_elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default, "is_elastic", lambda: True)
+
+
+def test_objects_are_those_of_rank_0_and_go_back_to_the_last_commit() -> None:
+    def body(context: Context) -> None:
+        state = ObjectState(step=context.rank, seen=[context.rank])
+        state.step += 10  # not committed: what rank 0 holds is what counts
+        state.sync()
+        state.hold()
+        assert (state.step, state.seen) == (10, [0])
+        state.seen.append(5)
+        state.commit()
+        state.step, state.seen[0] = 99, 99
+        state.restore()
+        assert (state.step, state.seen) == (10, [0, 5])
+        assert state.held_commits == 1
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize(("told", "skips"), [(1, True), (2, False), (3, False)])
+def test_a_change_of_hosts_that_one_rank_knows_of_is_raised_on_all(told: int, skips: bool) -> None:
+    def body(context: Context) -> None:
+        state = ObjectState(step=0)
+        state.commit()
+        if context.rank == 1:
+            state.on_hosts_updated(0.0, told)
+        with pytest.raises(HostsUpdatedInterrupt) as raised:
+            state.commit()
+        assert raised.value.skip_sync is skips
+        state.commit()
+
+    run_ranks(2, body)
+
+
+class Wrapped(Exception):
+    """An error of a framework."""
+
+
+def test_training_begins_again_after_losses_that_frameworks_word(in_elastic_job: None) -> None:
+    calls: list[int] = []
+
+    def train(state: ObjectState) -> int:
+        calls.append(state.step)
+        state.step += 1
+        match len(calls):
+            case 1:
+                raise HorovodInternalError("the program asks for it")
+            case 2:
+                state.save()
+                raise Wrapped("ABORTED: 'allreduce.x' failed: rank 2 is lost (it was killed); its own output says why")
+            case 3:
+                raise Wrapped("fit failed") from HorovodInternalError("lost")
+            case 4:
+                raise HostsUpdatedInterrupt(skip_sync=True)
+        return state.step
+
+    def body(context: Context) -> None:
+        resets: list[int] = []
+        state = ObjectState(step=0)
+        state.register_reset_callbacks([lambda: resets.append(state.step)])
+        assert elastic.run_fn(train, lambda commits: None)(state) == 3
+        assert (calls, resets) == ([0, 0, 1, 1, 2], [0, 1, 1, 2])
+
+    run_ranks(1, body)
+
+
+def test_other_errors_end_the_training(in_elastic_job: None) -> None:
+    def train(state: ObjectState) -> None:
+        raise Wrapped("rank 2 has lost its mind")
+
+    def body(context: Context) -> None:
+        with pytest.raises(Wrapped):
+            elastic.run_fn(train, lambda commits: pytest.fail("must not begin again"))(ObjectState())
+
+    run_ranks(1, body)
+
+
+# Loaders
+
+
+def test_a_loader_goes_on_where_all_ranks_were(tmp_path: Path) -> None:
+    require("fsspec", "pyarrow")
+    from farandole.data import Loader, ParquetSource
+    from helpers.datasets import RAGGED, write_rows
+
+    rows = write_rows(tmp_path, RAGGED["many small"])
+
+    def body(context: Context) -> list[int]:
+        def made(rank: int, size: int) -> Loader:
+            source = ParquetSource(str(tmp_path))
+            return Loader(source, batch_size=3, policy="join", of_all_ranks=True, rank=rank, size=size)
+
+        loader = made(0, 1)  # a rank that trains alone, and a new one
+        state = ObjectState(loader=loader, step=0)
+        assert state.loader is loader
+        seen: list[int] = []
+        with use_alone(context.rank == 0):
+            for batch in loader if context.rank == 0 else ():
+                if state.step == 4:
+                    break  # this batch is not committed
+                seen += batch["row"].tolist()
+                state.step += 1
+                state.commit()
+            state.restore()
+        state.reset()
+        state.sync()
+        assert state.step == 4
+        for batch in loader:
+            seen += batch["row"].tolist()
+        return seen
+
+    seen = run_ranks(2, body)
+    assert sorted(seen[0] + seen[1]) == list(range(rows))
+
+
+@contextmanager
+def use_alone(wanted: bool = True) -> Iterator[None]:
+    """Be a job of one rank for the block."""
+    if not wanted:
+        yield
+        return
+    with Context(SoloRendezvous()) as alone, use(alone):
+        yield
+
+
+# Process sets
+
+
+def test_process_sets_come_along_into_the_next_generation() -> None:
+    meetings = {1: ThreadRendezvous.group(2), 2: ThreadRendezvous.group(3)}
+    places = {1: {0: 0, 2: 1}, 2: {0: 0, 2: 1, 1: 2}}  # by the first rank; rank 1 is lost, then another one comes
+
+    def total(process_set: ProcessSet) -> float:
+        return float(allreduce(np.ones(1), op=1, process_set=process_set, name="total")[0])
+
+    def body(context: Context) -> list[object]:
+        found: list[object] = []
+        first, both, gone = (ProcessSet(ranks) for ranks in ([2], [0, 1], [1, 2]))
+        for each in (first, both, gone):
+            add_process_set(each)
+        made = context.sets.made
+        if context.rank == 1:
+            made = {}
+        for generation in (1, 2):
+            if context.rank not in places[generation]:
+                continue
+            meeting = meetings[generation][places[generation][context.rank]]
+            with Context(meeting) as ours, use(ours):
+                ours.sets.carry(made)
+                if context.rank == 1:  # a new rank runs the program, whose sets are there already
+                    both = add_process_set([1, 0])
+                    gone = add_process_set([2, 1])
+                found += [each.ranks if each.process_set_id else None for each in (both, gone)]
+                found += [each.process_set_id for each in (first, both, gone)]
+                if both.included():
+                    assert total(both) == 2
+                if generation == 1:
+                    remove_process_set(first)
+                made = ours.sets.made
+                assert add_process_set([0, 1]).process_set_id == both.process_set_id
+        return found
+
+    survivor, new, other = run_ranks(3, body)
+    assert survivor == other
+    # The set of rank 2 is not there while there are two ranks; the others keep their numbers.
+    assert survivor[:5] == [[0, 1], [1], None, 2, 3]
+    assert survivor[5:] == [[0, 1], [1, 2], 1, 2, 3]
+    assert new == [[0, 1], [1, 2], None, 2, 3]
+
+
+# Frameworks
+
+
+def test_torch_optimizers_of_one_rank_work_when_it_is_no_longer_alone(in_elastic_job: None) -> None:
+    require("torch")
+    import torch
+
+    import farandole.torch as hvd
+
+    def body(context: Context) -> list[float]:
+        model = torch.nn.Linear(1, 1, bias=False)
+        model.weight.data.fill_(1.0 + context.rank)
+        with use_alone():
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5), model.named_parameters()
+            )
+            state = hvd.elastic.TorchState(model, optimizer, step=0)
+            if context.rank == 0:
+                model(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+                state.save()
+            model(torch.ones(1, 1)).sum().backward()  # its gradient is in flight when the job ends
+        state.restore()
+        state.reset()
+        assert model.weight.grad is None
+        state.sync()
+        assert model.weight.item() == 0.0
+        model(torch.full((1, 1), 2.0 * context.rank)).sum().backward()
+        optimizer.step()
+        return [model.weight.item(), optimizer.state[model.weight]["momentum_buffer"].item()]
+
+    # The momentum of rank 0 is 1 after one step; the mean of the gradients 0 and 2 is 1.
+    assert run_ranks(2, body) == [[-1.5, 1.5]] * 2
+
+
+def test_torch_gradients_of_a_dead_engine_are_dropped(in_elastic_job: None) -> None:
+    require("torch")
+    import torch
+
+    import farandole.torch as hvd
+
+    def body(context: Context) -> None:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        state = hvd.elastic.TorchState(model, optimizer)
+        model(torch.ones(1, 1)).sum().backward()
+        context.shutdown()
+        state.restore()  # the gradients that were held back are not requested any more
+        assert model.weight.grad is None
+
+    run_ranks(1, body)
+
+
+def test_torch_adasum_and_sets_that_a_rank_leaves_follow_the_job(in_elastic_job: None) -> None:
+    require("torch")
+    import torch
+
+    import farandole.torch as hvd
+
+    def body(context: Context) -> None:
+        model = torch.nn.Linear(1, 1)
+        mine = ProcessSet([0])
+        add_process_set(mine)
+        plain = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), process_set=mine
+        )
+        adasum = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), op=hvd.Adasum
+        )
+        assert plain._alone == (context.rank == 1)
+        assert adasum._alone is False
+        hooks = plain._reducer._hooks
+        assert bool(hooks) == (context.rank == 0)
+        remove_process_set(mine)
+        other = ProcessSet([1])
+        add_process_set(other)
+        mine._ranks = [1]  # as after a loss, when ranks have other numbers
+        context.sets._sets[mine] = context.sets._sets[other]
+        for optimizer in (plain, adasum):
+            optimizer.rejoin()
+        assert plain._alone == (context.rank == 0)
+        assert bool(hooks) == (context.rank == 1)
+        assert adasum._alone is False
+
+    run_ranks(2, body)
+
+
+def test_a_new_rank_takes_over_what_torch_modules_have_made_in_training() -> None:
+    require("torch")
+    import torch
+
+    from farandole.torch.elastic import TorchState
+
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lazy, self.count = torch.nn.LazyLinear(1), 0
+
+        def get_extra_state(self) -> int:
+            return self.count
+
+        def set_extra_state(self, state: int) -> None:
+            self.count = state
+
+    def body(context: Context) -> list[object]:
+        model = Counting()
+        if context.rank == 0:
+            model.lazy(torch.ones(1, 3))
+            model.count = 4
+        state = TorchState(model, epoch=context.rank)
+        state.sync()
+        return [model.lazy.weight.tolist(), model.count, state.epoch]
+
+    first, second = run_ranks(2, body)
+    assert first == second
+    assert first[1:] == [4, 0]
+
+
+def test_tensorflow_variables_are_taken_over_and_restored(frameworks: None) -> None:
+    require("tensorflow")
+    import tensorflow as tf
+
+    import farandole.tensorflow as hvd
+
+    def body(context: Context) -> None:
+        variable = tf.Variable([1.0 + context.rank])
+        state = hvd.elastic.TensorFlowState([variable], step=context.rank)
+        state.sync()
+        assert (variable.numpy().tolist(), state.step) == ([1.0], 0)
+        variable.assign([7.0])
+        state.restore()
+        assert variable.numpy().tolist() == [1.0]
+        with pytest.raises(ValueError, match="variables= is needed"):
+            hvd.elastic.TensorFlowState()
+
+    run_ranks(2, body)
+
+
+def test_tensorflow_states_of_graphs(frameworks: None) -> None:
+    require("tensorflow")
+    import tensorflow as tf
+
+    import farandole.tensorflow as hvd
+
+    def body(context: Context) -> None:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            one = tf.compat.v1.get_variable("one", initializer=1.0 + context.rank, use_resource=True)
+            old = tf.compat.v1.get_variable("old", initializer=[1.0 + context.rank], use_resource=False)
+            session.run(tf.compat.v1.global_variables_initializer())
+            state = hvd.elastic.TensorFlowState(batch=0)
+            session.graph.finalize()
+            state.sync()
+            assert [each.tolist() for each in session.run([one, old])] == [1.0, [1.0]]
+            one.load(5.0, session)
+            old.load([5.0], session)
+            state.restore()
+            assert [each.tolist() for each in session.run([one, old])] == [1.0, [1.0]]
+        with tf.Graph().as_default(), pytest.raises(ValueError, match="session= is needed"):
+            hvd.elastic.TensorFlowState()
+
+    run_ranks(2, body)
+
+
+def test_jax_pytrees_are_taken_over_and_restored(frameworks: None) -> None:
+    require("jax")
+    import jax
+    import jax.numpy as jnp
+
+    import farandole.jax as hvd
+
+    add: Callable[[Any], Any] = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
+
+    def body(context: Context) -> None:
+        tree: Any = {"w": jnp.arange(3.0) + context.rank, "half": jnp.ones(2, jnp.bfloat16), "name": "a"}
+        if context.rank == 0:
+            tree["more"] = (jnp.int32(4), None)  # which a new rank has not made yet
+        state = hvd.elastic.JaxState(tree=tree, key=jax.random.key(context.rank), steps=[context.rank])
+        state.sync()
+        assert jax.tree.structure(state.tree) == jax.tree.structure({**tree, "more": (1, None)})
+        assert state.tree["w"].tolist() == [0.0, 1.0, 2.0]
+        assert (state.tree["name"], state.tree["more"][0].item(), state.steps) == ("a", 4, [0])
+        assert (jax.random.key_data(state.key) == jax.random.key_data(jax.random.key(0))).all()
+        for _ in range(2):
+            state.tree["w"] = add(state.tree["w"])  # takes the memory of what was restored
+            state.steps.append(1)
+            state.restore()
+            assert (state.tree["w"].tolist(), state.steps) == ([0.0, 1.0, 2.0], [0])
+
+    run_ranks(2, body)
