@@ -107,6 +107,7 @@ BestModelCheckpoint
 """
 _PROCESS_SETS = "ProcessSet global_process_set add_process_set remove_process_set"
 _EXCEPTIONS = "HorovodVersionMismatchError get_version_mismatch_message"
+_TENSORFLOW_ELASTIC = "run TensorFlowState TensorFlowKerasState"
 _KERAS_ELASTIC = "run KerasState CommitStateCallback UpdateBatchStateCallback UpdateEpochStateCallback"
 _UTIL = """
 ccl_built check_extension check_installed_version ddl_built extension_available get_ext_suffix
@@ -199,9 +200,7 @@ MODULES: Mapping[str, Module] = {
         known=_TENSORFLOW,
         needs="tensorflow",
     ),
-    "horovod.tensorflow.elastic": Module(
-        by="farandole.tensorflow.elastic", every=True, known="run TensorFlowState TensorFlowKerasState"
-    ),
+    "horovod.tensorflow.elastic": Module(by="farandole.tensorflow.elastic", every=True, known=_TENSORFLOW_ELASTIC),
     "horovod.tensorflow.mpi_ops": Module(by="farandole.tensorflow", own=_OPERATIONS, known=_TENSORFLOW_OPS),
     "horovod.tensorflow.util": Module(own=_EAGERLY),
     "horovod.tensorflow.functions": Module(by="farandole.tensorflow", known=_TENSORFLOW_STATE),

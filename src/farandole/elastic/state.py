@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from farandole.core import default
 from farandole.core.operations import kinds
@@ -124,6 +124,10 @@ class ObjectState(State):
     the rows, whatever the number of ranks. Assigning another loader to its attribute saves it."""
 
     _handlers: dict[str, StateHandler[Any]]
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(
         self,
