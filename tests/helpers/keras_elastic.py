@@ -17,7 +17,7 @@ def built(rank: int, dropout: float = 0.0) -> keras.Model:
     return model
 
 
-def values(model: keras.Model) -> list[np.ndarray]:  # type: ignore[type-arg]
+def values(model: keras.Model) -> list[np.ndarray]:
     return [np.array(keras.ops.convert_to_numpy(each)) for each in [*model.weights, *model.optimizer.variables]]
 
 
@@ -81,7 +81,7 @@ def check_callbacks_keep_count(rank: int, size: int) -> None:
     commits.clear()
     state.epoch, state.batch = 1, 1  # as after a reset: the first epoch has one batch less
     model.fit(ROWS, ROWS[:, :1], batch_size=2, initial_epoch=1, epochs=3, verbose=0, callbacks=callbacks)
-    assert commits == [(1, 3), (2, 0), (2, 2), (2, 4), (3, 0)]
+    assert commits == [(1, 3), (2, 0), (2, 1), (2, 3), (3, 0)]
 
 
 def check_a_rank_that_is_alone_exchanges_once_it_is_elastic(rank: int, size: int) -> None:
