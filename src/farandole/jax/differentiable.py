@@ -33,20 +33,17 @@ eager: Requests[Array] = Requests(JaxAdapter())
 class Differentiable(Requests[Array]):
     """Requests that become part of the program if their arrays are traced; they then block when the program runs."""
 
-    def run(self, request: Request, tensor: Array) -> Any:
-        """Return the result of `request` in new memory; for an alltoall with the number of rows from each rank."""
-        if not is_traced(tensor):
-            return super().run(request, tensor)
+    def run(self, request: Request, tensors: Array | Sequence[Array], write: bool = False) -> Any:
+        """Return the result of `request`; see `Requests.run`."""
+        each: Sequence[Array] = tensors if request.grouped else (tensors,)  # type: ignore[assignment]  # a group is one
+        if write or not any(map(is_traced, each)):
+            return super().run(request, tensors, write)
         if request.splits is not None:
             request = request._replace(splits=tuple(self.adapter.read_splits(request.splits, "alltoall")))
-        results = operate(_traced(request, [tensor]), (tensor,))
+        results = operate(_traced(request, each), tuple(each))
+        if request.grouped:
+            return list(results)
         return results if request.kind == kinds.ALLTOALL else results[0]
-
-    def run_group(self, request: Request, tensors: Sequence[Array]) -> list[Array]:
-        """Return the results of a grouped `request` in new memory."""
-        if not any(map(is_traced, tensors)):
-            return super().run_group(request, tensors)
-        return list(operate(_traced(request, tensors), tuple(tensors)))
 
 
 def _traced(request: Request, tensors: Sequence[Array]) -> TracedRequest:
@@ -63,7 +60,7 @@ def operate(call: TracedRequest, tensors: Arrays) -> Arrays:
         return traced.run(call, tensors)
     # The arrays have values, because jax.grad calls this outside of a program.
     if call.request.grouped:
-        return tuple(eager.run_group(call.request, tensors))
+        return tuple(eager.run(call.request, tensors))
     result = eager.run(call.request, tensors[0])
     return result if call.request.kind == kinds.ALLTOALL else (result,)
 

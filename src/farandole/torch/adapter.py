@@ -96,9 +96,7 @@ class TorchAdapter:
         target.copy_(values)
         return tensor if write else target
 
-    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return an uninitialized tensor without a gradient."""
-        return torch.empty_like(tensor)
+    empty_like = staticmethod(torch.empty_like)  # an uninitialized tensor without a gradient
 
     def adopt(self, result: object, like: torch.Tensor) -> torch.Tensor:
         """Return a tensor over the engine's memory, or a copy on the device of `like`."""

@@ -36,37 +36,36 @@ class _Call(FunctionCtx):
 class Differentiable(Requests[Tensor]):
     """Requests that autograd records when a tensor requires a gradient."""
 
-    def run(self, request: Request, tensor: Tensor) -> Any:
-        """Return the result of `request` in new memory."""
-        if not _recorded(tensor):
-            return Requests.run(self, request, tensor)
-        results = _FUNCTIONS[request.kind].apply(self, request, tensor)
+    def run(self, request: Request, tensors: Tensor | Sequence[Tensor], write: bool = False) -> Any:
+        """Return the result of `request`; blocks as `Requests.run` does."""
+        # Anything but a tensor is refused later, with all other invalid arguments.
+        if write or not torch.is_grad_enabled():
+            recorded = False
+        elif request.grouped:
+            recorded = any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
+        else:
+            recorded = isinstance(tensors, Tensor) and tensors.requires_grad
+        if not recorded:
+            return Requests.run(self, request, tensors, write)
+        results = _FUNCTIONS[request.kind].apply(self, request, *(tensors if request.grouped else (tensors,)))
+        if request.grouped:
+            return list(results)
         return results if request.kind == kinds.ALLTOALL else results[0]
-
-    def run_group(self, request: Request, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the results of a grouped `request` in new memory."""
-        if not any(map(_recorded, tensors)):
-            return super().run_group(request, tensors)
-        return list(_FUNCTIONS[request.kind].apply(self, request, *tensors))
-
-
-def _recorded(tensor: Tensor) -> bool:
-    # Anything but a tensor is refused later, with all other invalid arguments.
-    return isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled()
 
 
 def _forward(ctx: _Call, requests: Differentiable, request: Request, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Run a request, grouped or on one tensor, and keep it for the backward pass."""
     ctx.requests, ctx.request = requests, request
     if request.grouped:
-        return tuple(Requests.run_group(requests, request, tensors))
-    return (Requests.run(requests, request, *tensors),)
+        return tuple(Requests.run(requests, request, tensors))
+    return (Requests.run(requests, request, tensors[0]),)
 
 
 def _backward(ctx: _Call, back: Request, grads: Sequence[Tensor]) -> list[Tensor]:
     """Run a request of the backward pass, which autograd may record as well."""
     ready = [grad.contiguous() for grad in grads]
-    return ctx.requests.run_group(back, ready) if back.grouped else [ctx.requests.run(back, *ready)]
+    reduced: list[Tensor] = ctx.requests.run(back, ready) if back.grouped else [ctx.requests.run(back, ready[0])]
+    return reduced
 
 
 class _Allreduce(torch.autograd.Function):

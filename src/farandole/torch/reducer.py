@@ -232,7 +232,7 @@ class Reducer:
 
     def _reduce_group(self, parameters: Sequence[Parameter], tensors: list[torch.Tensor]) -> Callable[[], object]:
         request = self._request.renamed(self._names[parameters[0]], grouped=True)
-        return requests.start_group(request, tensors, write=True).wait
+        return requests.start(request, tensors, write=True).wait
 
     def _gradient(self, parameter: Parameter) -> torch.Tensor:
         """Return the tensor to reduce: the gradient, made dense if requested, or zeros if this rank has none."""

@@ -71,9 +71,12 @@ class Operations(Generic[T]):
         if average is None and prescale_factor == 1.0 and postscale_factor == 1.0 and process_set is global_process_set:
             request = plain.get((op, name))
             if request is not None:  # a repeated call with default arguments
-                return self.requests.reduce(request, tensor, True, default.shared)
+                # Not a binding's `run`: results in place are neither differentiated nor traced.
+                reduced: T = Requests.run(self.requests, request, tensor, write=True)
+                return reduced
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
-        return self.requests.reduce(request, tensor, True)
+        reduced = self.requests.run(request, tensor, write=True)
+        return reduced
 
     def allreduce_async(
         self,
@@ -87,7 +90,7 @@ class Operations(Generic[T]):
     ) -> Handle[T]:
         """Start an `allreduce`; `synchronize` returns the new tensor. Never blocks."""
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
-        return self.requests.start_reduce(request, tensor, False)
+        return self.requests.start(request, tensor)
 
     def allreduce_async_(
         self,
@@ -101,7 +104,7 @@ class Operations(Generic[T]):
     ) -> Handle[T]:
         """Start an `allreduce_`; do not use the tensor until `synchronize`. Never blocks."""
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
-        return self.requests.start_reduce(request, tensor, True)
+        return self.requests.start(request, tensor, write=True)
 
     def grouped_allreduce(
         self,
@@ -118,7 +121,7 @@ class Operations(Generic[T]):
 
         Blocks until every rank has made the request.
         """
-        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, True)
+        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, grouped=True)
         return self._run_group(request, tensors, compression)
 
     def grouped_allreduce_(
@@ -132,8 +135,9 @@ class Operations(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> list[T]:
         """Reduce several tensors together, in place, and return them; as `grouped_allreduce`."""
-        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, True)
-        return self.requests.reduce_group(request, tensors, write=True)
+        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, grouped=True)
+        reduced: list[T] = self.requests.run(request, tensors, write=True)
+        return reduced
 
     def grouped_allreduce_async(
         self,
@@ -146,8 +150,8 @@ class Operations(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> Handle[list[T]]:
         """Start a `grouped_allreduce`; `synchronize` returns a list of new tensors. Never blocks."""
-        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, True)
-        return self.requests.start_group(request, tensors, write=False)
+        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, grouped=True)
+        return self.requests.start(request, tensors)
 
     def grouped_allreduce_async_(
         self,
@@ -160,8 +164,8 @@ class Operations(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> Handle[list[T]]:
         """Start a `grouped_allreduce_`; do not use the tensors until `synchronize`. Never blocks."""
-        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, True)
-        return self.requests.start_group(request, tensors, write=True)
+        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, grouped=True)
+        return self.requests.start(request, tensors, write=True)
 
     def allgather(self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
         """Concatenate the ranks' tensors by rank along the first dimension, which may differ between ranks.
@@ -182,14 +186,15 @@ class Operations(Generic[T]):
     ) -> list[T]:
         """Gather several tensors together, as `allgather`; none begins before all are requested on all ranks."""
         request = request_of(kinds.ALLGATHER, name, process_set, grouped=True)
-        return self.requests.run_group(request, tensors)
+        gathered: list[T] = self.requests.run(request, tensors)
+        return gathered
 
     def grouped_allgather_async(
         self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[list[T]]:
         """Start a `grouped_allgather`; `synchronize` returns a list of new tensors. Never blocks."""
         request = request_of(kinds.ALLGATHER, name, process_set, grouped=True)
-        return self.requests.start_group(request, tensors)
+        return self.requests.start(request, tensors)
 
     def broadcast(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -207,7 +212,8 @@ class Operations(Generic[T]):
     ) -> T:
         """Overwrite `tensor` with the tensor of rank `root_rank`, and return it; as `broadcast`."""
         request = request_of(kinds.BROADCAST, name, process_set, root=root_rank)
-        return self.requests.overwrite(request, tensor)
+        spread: T = self.requests.run(request, tensor, write=True)
+        return spread
 
     def broadcast_async(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -306,7 +312,7 @@ class Operations(Generic[T]):
         request = request_of(
             kinds.REDUCESCATTER, name, process_set, op, prescale_factor, postscale_factor, grouped=True
         )
-        return self.requests.start_group(request, tensors)
+        return self.requests.start(request, tensors)
 
     def _run(self, request: Request, tensor: T, compression: Compressor[T] | None) -> T:
         if compression is None:
@@ -317,9 +323,10 @@ class Operations(Generic[T]):
 
     def _run_group(self, request: Request, tensors: Sequence[T], compression: Compressor[T] | None) -> list[T]:
         if compression is None:
-            return self.requests.run_group(request, tensors)
+            outputs: list[T] = self.requests.run(request, tensors)
+            return outputs
         smaller = [compression.compress(tensor) for tensor in tensors]
-        outputs = self.requests.run_group(request, [tensor for tensor, _ in smaller])
+        outputs = self.requests.run(request, [tensor for tensor, _ in smaller])
         return [compression.decompress(output, ctx) for output, (_, ctx) in zip(outputs, smaller, strict=True)]
 
 

@@ -1,7 +1,7 @@
 """Submission of requests to the engine: names on the wire, checks at the call, and memory for the results."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import repeat
 from operator import is_
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -95,36 +95,27 @@ class Requests(Generic[T]):
     The engine reads and writes contiguous tensors in place. It gets a contiguous copy of a strided one, because ranks
     may differ in strides. Other tensors that it cannot use are refused. The engine also refuses requests that are
     invalid on this rank alone, such as a wrong root, wrong splits, or a name that is in flight. Bindings that
-    differentiate or trace override `run` and `run_group`.
+    differentiate or trace override `run`.
+
+    `tensors` are a sequence for a grouped request, else one tensor. With `write`, which allreduces and broadcasts
+    support, the results overwrite them. The result is a tensor, a list of tensors for a grouped request, or for an
+    alltoall a pair: the rows, and the number of rows from each rank.
     """
 
     def __init__(self, adapter: Adapter[T]) -> None:
         self.adapter = adapter
         self._own_type = adapter.own_type
 
-    def run(self, request: Request, tensor: T) -> Any:
-        """Return the result of `request` in new memory; for an alltoall with the number of rows from each rank.
-
-        Blocks until every rank has asked.
-        """
-        if request.kind == kinds.ALLREDUCE:
-            return self.reduce(request, tensor, False)
-        return self.start(request, tensor, write=False, now=True).wait()
-
-    def run_group(self, request: Request, tensors: Sequence[T]) -> list[T]:
-        """Return the results of a grouped `request` in new memory. Blocks until every rank has asked."""
-        if request.kind == kinds.ALLREDUCE:
-            return self.reduce_group(request, tensors, write=False)
-        return self.start_group(request, tensors).wait()
-
-    def reduce(self, request: Request, tensor: T, write: bool, membership: Membership | None = None) -> T:
-        """Perform an allreduce, in place with `write`, and return the result. Blocks as `run` does.
-
-        A caller that knows its membership in the request's process set passes it to save time: a few Python calls take
-        longer than a small allreduce."""
-        wire = request.wire
-        if membership is None or wire is None:
-            membership, wire = _addressed(request)
+    def run(self, request: Request, tensors: T | Sequence[T], write: bool = False) -> Any:
+        """Return the result of `request`. Blocks until every rank has asked."""
+        if request.kind != kinds.ALLREDUCE or request.grouped:
+            return self._submit(request, tensors, write, now=True).wait()
+        # A small allreduce takes no longer than a few Python calls, so this path has few.
+        tensor: T = tensors  # type: ignore[assignment]  # the request is not grouped
+        membership = default.shared if request.process_set is global_process_set else None
+        if membership is None:
+            membership = membership_of(request.process_set, request.stem, request.name)
+        wire = request.wire or membership.wire_name(request.stem, request.name)
         output = tensor
         if type(tensor) is not self._own_type:
             (self.adapter.overwrite if write else self.adapter.check)(tensor, wire)
@@ -136,96 +127,53 @@ class Requests(Generic[T]):
             (dense,) = self._dense(error, (tensor,), (wire,), write)
         else:
             return output
-        made = self.reduce(request._replace(wire=wire), dense, write, membership)
-        return self.adapter.restore(made, tensor, write)
+        return self.adapter.restore(Requests.run(self, request._replace(wire=wire), dense, write), tensor, write)
 
-    def start_reduce(self, request: Request, tensor: T, write: bool) -> Handle[T]:
-        """Start an allreduce, in place with `write`. Never blocks."""
-        membership, wire, output = self._prepare(request, tensor, write)
-        try:
-            part = membership.engine.start(request, wire, tensor, output)
-        except Exception as error:
-            (dense,) = self._dense(error, (tensor,), (wire,), write)
-        else:
-            return Handle(part, output)
-        handle = self.start_reduce(request._replace(wire=wire), dense, write)
-        return Handle(handle, finish=lambda: self.adapter.restore(handle.wait(), tensor, write))
+    def start(self, request: Request, tensors: T | Sequence[T], write: bool = False) -> Handle[Any]:
+        """Start `request`. Never blocks. No operation of a group begins before all are requested on all ranks."""
+        return self._submit(request, tensors, write, now=False)
 
-    def overwrite(self, request: Request, tensor: T) -> T:
-        """Perform `request`, an allreduce or broadcast, in place, and return `tensor`. Blocks as `run` does."""
-        if request.kind == kinds.ALLREDUCE:
-            return self.reduce(request, tensor, write=True)
-        overwritten: T = self.start(request, tensor, write=True, now=True).wait()
-        return overwritten
-
-    def start(self, request: Request, tensor: T, write: bool = False, now: bool = False) -> Handle[Any]:
-        """Start `request`, which is not an allreduce, in place with `write`.
-
-        Blocks until it is done with `now`, else never.
-        """
-        asked, kind = request, request.kind
-        membership, wire = _addressed(request)
-        if kind == kinds.BROADCAST:
+    def _submit(self, request: Request, tensors: Any, write: bool, now: bool) -> Handle[Any]:
+        """Start `request`; with `now` block until it is done."""
+        membership = default.shared if request.process_set is global_process_set else None
+        if membership is None:
+            membership = membership_of(request.process_set, request.stem, request.name)
+        wire = request.wire or membership.wire_name(request.stem, request.name)
+        adapter, grouped, asked = self.adapter, request.grouped, request
+        if request.kind == kinds.BROADCAST:
             place = membership.place_of(request.root, wire)
             if place != request.root:
                 request = request._replace(root=place)
-        given = request.splits
-        if given is not None:
-            self.adapter.check(tensor, wire)
-            splits = self.adapter.read_splits(given, wire)
+        if grouped:
+            (adapter.overwrite_each if write else adapter.check_each)(tensors, wire)
+        else:
+            (adapter.overwrite if write else adapter.check)(tensors, wire)
+        if request.splits is not None:
+            splits = adapter.read_splits(request.splits, wire)
             if not splits:
                 raise InvalidRequest(wire, f"splits is empty; give one number for each of the {membership.size} ranks")
             request = request._replace(splits=splits)
-        output = None
+        outputs = None  # the engine allocates the results
         if write:
-            self.adapter.overwrite(tensor, wire)
-            output = tensor
-        else:
-            self.adapter.check(tensor, wire)
-            if kind == kinds.BROADCAST:
-                output = self.adapter.empty_like(tensor)
+            outputs = list(tensors) if grouped else tensors
+        elif request.kind in (kinds.ALLREDUCE, kinds.BROADCAST):
+            outputs = list(map(adapter.empty_like, tensors)) if grouped else adapter.empty_like(tensors)
         try:
             engine = membership.engine
-            part = engine.run(request, wire, tensor, output) if now else engine.start(request, wire, tensor, output)
+            part = engine.run(request, wire, tensors, outputs) if now else engine.start(request, wire, tensors, outputs)
         except Exception as error:
-            (dense,) = self._dense(error, (tensor,), (wire,), write)
-        else:
-            if output is not None or part is None:
-                return Handle(part, output)
-            return Handle(part, finish=self._finish(kind, part, tensor, given))
-        handle = self.start(asked._replace(wire=wire), dense, write, now)
-        if output is None:
-            return handle
-        return Handle(handle, finish=lambda: self.adapter.restore(handle.wait(), tensor, write))
-
-    def start_group(self, request: Request, tensors: Sequence[T], write: bool = False) -> Handle[list[T]]:
-        """Start a grouped `request`: no operation begins before all are requested on all ranks. Never blocks."""
-        membership, wire, outputs = self._prepare_group(request, tensors, write)
-        try:
-            part = membership.engine.start(request, wire, tensors, outputs)
-        except Exception as error:
-            dense = self._dense(error, tensors, repeat(wire), write)
+            dense = self._dense(error, tensors if grouped else (tensors,), repeat(wire), write)
         else:
             if outputs is not None:
                 return Handle(part, outputs)
-            adopt = self.adapter.adopt
-            return Handle(part, finish=lambda: [adopt(*pair) for pair in zip(part.results(), tensors, strict=True)])
-        group = self.start_group(request._replace(wire=wire), dense, write)
+            if part is None:  # of a group without tensors
+                return Handle(None, [])
+            return Handle(part, finish=partial(self._adopt, asked, part, tensors))
+        handle = self._submit(asked._replace(wire=wire), dense if grouped else dense[0], write, now)
         if outputs is None:
-            return group
-        return Handle(group, finish=lambda: self._restore_each(group.wait(), tensors, write))
-
-    def reduce_group(self, request: Request, tensors: Sequence[T], write: bool) -> list[T]:
-        """Perform a grouped allreduce, in place with `write`, and return the results. Blocks as `run` does."""
-        membership, wire, outputs = self._prepare_group(request, tensors, write)
-        assert outputs is not None
-        try:
-            membership.engine.run(request, wire, tensors, outputs)
-        except Exception as error:
-            dense = self._dense(error, tensors, repeat(wire), write)
-        else:
-            return outputs
-        return self._restore_each(self.reduce_group(request._replace(wire=wire), dense, write), tensors, write)
+            return handle
+        restore = self._restore_each if grouped else adapter.restore
+        return Handle(handle, finish=lambda: restore(handle.wait(), tensors, write))
 
     def start_each(
         self, request: Request, names: Sequence[str], tensors: Sequence[T], wake: bool
@@ -247,34 +195,14 @@ class Requests(Generic[T]):
         each = self.start_each(request, names, dense, wake)
         return Handle(each, finish=lambda: self._restore_each(each.wait(), tensors, write=True))
 
-    def _finish(self, kind: int, part: _native.Handle, like: T, given: object) -> Callable[[], Any]:
-        """Return a function that makes the result from the engine's memory, once `part` is done."""
-        if kind != kinds.ALLTOALL:
-            return lambda: self.adapter.adopt(part.result(), like)
-        return lambda: (
-            self.adapter.adopt(part.result(), like),
-            self.adapter.make_splits(part.received_splits(), given),
-        )
-
-    def _prepare(self, request: Request, tensor: T, write: bool) -> tuple[Membership, str, T]:
-        membership, wire = _addressed(request)
-        if write:
-            self.adapter.overwrite(tensor, wire)
-            return membership, wire, tensor
-        self.adapter.check(tensor, wire)
-        return membership, wire, self.adapter.empty_like(tensor)
-
-    def _prepare_group(
-        self, request: Request, tensors: Sequence[T], write: bool
-    ) -> tuple[Membership, str, list[T] | None]:
-        membership, wire = _addressed(request)
-        if write:
-            self.adapter.overwrite_each(tensors, wire)
-            return membership, wire, list(tensors)
-        self.adapter.check_each(tensors, wire)
-        if request.kind != kinds.ALLREDUCE:
-            return membership, wire, None
-        return membership, wire, [self.adapter.empty_like(tensor) for tensor in tensors]
+    def _adopt(self, request: Request, part: _native.Handle, like: Any) -> Any:
+        """Return the result of `request` from the engine's memory; `part` is done."""
+        adopt = self.adapter.adopt
+        if request.grouped:
+            return [adopt(*pair) for pair in zip(part.results(), like, strict=True)]
+        if request.kind != kinds.ALLTOALL:
+            return adopt(part.result(), like)
+        return adopt(part.result(), like), self.adapter.make_splits(part.received_splits(), request.splits)
 
     def _dense(self, error: Exception, tensors: Sequence[T], wires: Iterable[str], write: bool) -> list[T]:
         """Return `tensors`, which the engine refused with `error`, with contiguous copies in place of strided ones.
@@ -298,15 +226,5 @@ class Requests(Generic[T]):
 
 def named(stem: str, name: str | None, process_set: ProcessSet) -> tuple[Membership, str]:
     """Return the caller's membership in `process_set` and the operation's name on the wire."""
-    membership = default.membership() if process_set is global_process_set else membership_of(process_set, stem, name)
+    membership = membership_of(process_set, stem, name)
     return membership, membership.wire_name(stem, name)
-
-
-def _addressed(request: Request) -> tuple[Membership, str]:
-    process_set = request.process_set
-    membership = (
-        default.membership()
-        if process_set is global_process_set
-        else membership_of(process_set, request.stem, request.name)
-    )
-    return membership, request.wire or membership.wire_name(request.stem, request.name)

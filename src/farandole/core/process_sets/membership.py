@@ -11,14 +11,12 @@ __all__ = ["Counters", "Membership"]
 
 
 class Counters:
-    """Counters of the operations without a name, by kind."""
+    """Counters of the operations without a name, by kind.
+
+    `next` of one is atomic under the GIL, so no two threads get the same number."""
 
     def __init__(self) -> None:
-        self._next: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-
-    def next(self, kind: str) -> int:
-        # next() of itertools.count is atomic under the GIL, so no two threads get the same number.
-        return next(self._next[kind])
+        self.of: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 class Membership:
@@ -38,7 +36,7 @@ class Membership:
 
     def wire_name(self, kind: str, name: str | None) -> str:
         """Return the name on the wire: `<kind>.<name>`, or `<kind>.noname.<n>` for the nth operation without a name."""
-        return f"{kind}.{name}" if name is not None else f"{kind}.noname.{self.counters.next(kind)}"
+        return f"{kind}.{name}" if name is not None else f"{kind}.noname.{next(self.counters.of[kind])}"
 
     def place_of(self, rank: int, wire: str) -> int:
         """Return the engine's number of the job's rank `rank`; raises `InvalidRequest` if it is not a member."""

@@ -160,7 +160,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 def membership_of(process_set: ProcessSet, kind: str, name: str | None = None) -> Membership:
     """Return the caller's membership in a set, for an operation; raises `InvalidRequest` without one."""
-    here = default.membership()
+    here = default.shared or default.membership()
     if isinstance(process_set, GlobalProcessSet):
         return here
     wire = kind if name is None else f"{kind}.{name}"
