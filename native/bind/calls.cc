@@ -268,6 +268,29 @@ Handle Calls::start(const RequestView& request, nb::handle input, nb::handle out
   return {engine_, entry.given};
 }
 
+Handle Calls::start_transfer(bool sends, nb::handle name, nb::handle tensor, int peer, uint32_t tag) {
+  const std::string_view text = text_of(name);
+  const Captured captured = capture(tensor, text);
+  auto transfer = std::make_shared<Transfer>();
+  Request& request = transfer->request;
+  request.name = text;
+  if (captured.device != nullptr) throw Error::invalid(request.name, "messages are sent from host memory only");
+  if (!sends && !captured.writable)
+    throw Error::invalid(request.name, "its memory is read-only; pass a writable tensor");
+  request.dtype = captured.dtype;
+  request.shape.assign(captured.shape.begin(), captured.shape.end());
+  transfer->input = captured.data;
+  transfer->output = captured.data;
+  transfer->peer = peer;
+  transfer->tag = tag;
+  transfer->sends = sends;
+  transfer->keep = keep_alive(captured, nullptr);
+  engine_->post(transfer);
+  sweep_references();
+  const OperationPtr operation = transfer;
+  return {engine_, {&operation, 1}};
+}
+
 Handle Calls::start_each(RequestView request, nb::handle names, nb::handle inputs, nb::handle outputs, bool wake) {
   request.cacheable = true;  // each operation has its own name
   const nb::tuple named(names), given(inputs), results(outputs);

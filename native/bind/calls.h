@@ -39,6 +39,10 @@ class Calls {
   /// the group was started.
   Handle start(const RequestView& request, nanobind::handle input, nanobind::handle output, bool wake);
 
+  /// Starts to send `tensor` to rank `peer`, or to receive it from that rank; with peer -1 from any rank. A receive
+  /// takes the first message with the same tag that no earlier one takes. `name` is for errors.
+  Handle start_transfer(bool sends, nanobind::handle name, nanobind::handle tensor, int peer, uint32_t tag);
+
   /// Leaves the other ranks and fails what is pending; see Engine::shutdown(). Releases the GIL.
   void shutdown();
 

@@ -163,4 +163,9 @@ int Handle::last_joined() {
   return only()->last_joined;
 }
 
+int Handle::source() {
+  wait();
+  return only()->source;
+}
+
 }  // namespace farandole

@@ -70,6 +70,9 @@ class Handle {
 
   int last_joined();
 
+  /// Waits, and returns the rank that has sent the received message.
+  int source();
+
  private:
   [[nodiscard]] std::span<const OperationPtr> operations() const {
     return single_ ? std::span(&single_, 1) : std::span(several_);

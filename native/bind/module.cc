@@ -94,7 +94,7 @@ std::array<bool, kKinds> kinds_of(const std::vector<std::string>& names) {
   return marks;
 }
 
-using RemoteTuple = std::tuple<int, int, int>;
+using RemoteTuple = std::tuple<int, int, int, int>;
 
 Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
                    const std::vector<RemoteTuple>& remotes, std::vector<int> hosts, std::vector<int> parents,
@@ -112,8 +112,8 @@ Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared
                 std::move(members),
                 std::move(process_set),
                 std::move(fabric)};
-  for (const auto& [peer, control, data] : remotes)
-    wiring.remotes.push_back({peer, Descriptor(control), Descriptor(data)});
+  for (const auto& [peer, control, data, transfers] : remotes)
+    wiring.remotes.push_back({peer, Descriptor(control), Descriptor(data), Descriptor(transfers)});
   const auto span = [](double seconds) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
   };
@@ -183,7 +183,7 @@ std::pair<uint64_t, int> append_to_trace(int fd, uint64_t end, nb::bytes events)
 
 void define_wiring(nb::module_& m) {
   nb::class_<Segment>(m, "Segment")
-      .def_static("create", &Segment::create, "ranks"_a, "slot_bytes"_a, "pair_rings"_a)
+      .def_static("create", &Segment::create, "ranks"_a, "slot_bytes"_a, "pair_rings"_a, "transfer_rings"_a)
       .def_static("attach", &Segment::attach, "fd"_a)
       .def_prop_ro("fd", &Segment::fd)
       .def_prop_ro("ranks", &Segment::ranks)
@@ -222,7 +222,8 @@ void define_engine(nb::module_& m) {
       .def("result", nb::overload_cast<>(&Handle::result), nb::sig("def result(self) -> Any | None"))
       .def("results", &Handle::results, nb::sig("def results(self) -> list[Any | None]"))
       .def("received_splits", &Handle::received_splits)
-      .def("last_joined", &Handle::last_joined);
+      .def("last_joined", &Handle::last_joined)
+      .def("source", &Handle::source);
 
   nb::class_<Calls>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
@@ -238,6 +239,8 @@ void define_engine(nb::module_& m) {
            nb::sig("def run(self, request: farandole.core.operations.request.Request, name: str, input: object | None, "
                    "output: object | None) "
                    "-> Handle | None"))
+      .def("start_transfer", &Calls::start_transfer, "sends"_a, "name"_a, "tensor"_a, "peer"_a, "tag"_a,
+           nb::sig("def start_transfer(self, sends: bool, name: str, tensor: object, peer: int, tag: int) -> Handle"))
       .def("shared_buffer", &shared_buffer, "nbytes"_a)
       .def("shutdown", &Calls::shutdown)
       .def("require_alive", [](const Calls& calls) { calls.engine()->require_alive(); })

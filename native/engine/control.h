@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/socket_watcher.h"
 #include "engine/wire.h"
 #include "transport/link.h"
 
@@ -14,12 +15,12 @@ namespace farandole {
 
 /// Control messages to and from one peer, over a non-blocking link. One thread sends and receives; another may send
 /// heartbeats at the same time.
-class ControlStream {
+class ControlStream final : public Watchable {
  public:
   explicit ControlStream(std::unique_ptr<Link> link) : link_(std::move(link)) {}
 
   [[nodiscard]] int peer() const { return link_->peer(); }
-  [[nodiscard]] int fd() const { return link_->fd(); }
+  [[nodiscard]] int fd() const override { return link_->fd(); }
 
   template <class Payload>
   void send(const Payload& payload) {
@@ -42,17 +43,12 @@ class ControlStream {
     return push();
   }
 
-  /// Sends a heartbeat unless something was sent since the last call. For the watcher's thread.
-  void send_heartbeat();
+  void send_heartbeat() override;
+  [[nodiscard]] bool has_received() override { return received_.exchange(false, std::memory_order_relaxed); }
 
-  /// Returns whether anything was received since the last call. For the watcher's thread.
-  [[nodiscard]] bool has_received() { return received_.exchange(false, std::memory_order_relaxed); }
+  [[nodiscard]] bool has_unsent() const override { return waiting_.load(std::memory_order_relaxed); }
 
-  /// Returns whether bytes wait for room in the link.
-  [[nodiscard]] bool has_unsent() const { return waiting_.load(std::memory_order_relaxed); }
-
-  /// Notes that the peer has been silent for too long. For the watcher's thread.
-  void mark_silent() { silent_.store(true); }
+  void mark_silent() override { silent_.store(true); }
   [[nodiscard]] bool silent() const { return silent_.load(); }
 
   /// Returns the next complete message.

@@ -38,8 +38,11 @@ ControlTree::ControlTree(Wiring& wiring, const EngineOptions& options, Pending& 
       departure_announced_(static_cast<size_t>(wiring.size)) {
   if (!wiring.is_coordinator()) connect(tree_.parent(wiring.rank));
   for (const int child : tree_.children(wiring.rank)) connect(child);
-  if (has_remote_peers_)
-    watcher_ = std::make_unique<SocketWatcher>(streams_, wiring.own_area().doorbell, options.heartbeat);
+  if (has_remote_peers_) {
+    std::vector<Watchable*> streams;
+    for (ControlStream& stream : streams_) streams.push_back(&stream);
+    watcher_ = std::make_unique<SocketWatcher>(streams, wiring.own_area().doorbell, options.heartbeat);
+  }
   if (wiring.is_coordinator() && options.knobs != Knobs()) turn(options.knobs, false);
 }
 
@@ -211,7 +214,7 @@ void ControlTree::announce_departures() {
     const char* const reason = reason_of(Life::State::Left);
     if (!departure_announced_[at]) send_to_children(Departure{peer, true, reason, first});
     departure_announced_[at] = true;
-    if (!pending_.empty()) throw Error::peer_lost("", first, reason);
+    if (pending_.has_requests()) throw Error::peer_lost("", first, reason);
   }
 }
 

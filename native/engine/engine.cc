@@ -24,6 +24,8 @@ Engine::Engine(Wiring wiring, EngineOptions options)
       driver_(wiring_, options_.spin, control_.has_remote_peers(), pending_, *this),
       failures_(wiring_, options_, pending_, control_, driver_),
       executor_(wiring_, options_, pending_, trace_, driver_, failures_) {
+  if (wiring_.segment->has_transfer_rings())
+    transfers_ = std::make_unique<Transfers>(wiring_, options_.timeout, pending_, driver_, failures_);
   driver_.start();
 }
 
@@ -33,6 +35,7 @@ Engine::~Engine() {
   executor_.devices().close(true);
   driver_.abandon();
   control_.abandon();
+  if (transfers_) transfers_->abandon();
 }
 
 void Engine::require_own_process(const std::string& name) const {
@@ -54,6 +57,18 @@ void Engine::submit(std::span<const OperationPtr> operations, bool wake) {
   // A joined rank never arrives in the lane, so the other ranks must not wait there.
   if (operations.front()->request.kind == Kind::Join) wiring_.segment->lane().suspend();
   if (wake) driver_.wake(now);
+}
+
+void Engine::post(const TransferPtr& transfer) {
+  require_own_process(transfer->request.name);
+  if (!transfers_) throw Error::invalid(transfer->request.name, "this engine has no links for messages");
+  transfer->submitted_ns = now_ns();
+  transfers_->post(transfer);
+  // Most messages that fit into the link are sent here and now, and those that have arrived received.
+  if (const Driver::Lock driving = driver_.try_lock(); driving && !failures_.has_failed() && !driver_.is_stopping())
+    poison_on_error([this] { return transfers_->progress(); });
+  driver_.notify_waiters();
+  if (!transfer->done()) driver_.wake(transfer->submitted_ns);
 }
 
 bool Engine::wait(Operation& operation, std::chrono::nanoseconds limit) {
@@ -86,6 +101,7 @@ bool Engine::drive_once() {
   if (moved) executor_.leave_lane();
   moved = control_.receive() || moved;
   moved = control_.decide() || moved;
+  if (transfers_) moved = transfers_->progress() || moved;
   control_.forward();
   while (const auto agreed = control_.next_plan()) {
     executor_.run(*agreed);
@@ -118,6 +134,7 @@ void Engine::check_peers() noexcept {
     }
   };
   poison_on_error([&] {
+    if (transfers_) transfers_->check_overdue();
     const std::optional<Error> lost = failures_.find_lost();
     // First receive the messages that a departed or lost rank sent before. Only operations still pending afterwards
     // fail.
@@ -136,6 +153,7 @@ void Engine::check_peers() noexcept {
 void Engine::arm_doorbell() noexcept {
   poison_on_error([this] {
     control_.arm_doorbell();
+    if (transfers_) transfers_->arm_doorbell();
     return false;
   });
 }
@@ -167,6 +185,7 @@ void Engine::shutdown() {
     driver_.stop(std::move(driving));
     for (int rank = 0; rank < wiring_.segment->ranks(); ++rank) wiring_.segment->area(rank).doorbell.bump();
     control_.stop_watching();
+    if (transfers_) transfers_->stop_watching();
     executor_.close();
   }
   driver_.report();

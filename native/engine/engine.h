@@ -18,14 +18,16 @@
 #include "engine/pending.h"
 #include "engine/recurring.h"
 #include "engine/trace.h"
+#include "engine/transfers.h"
 #include "engine/wiring.h"
 
 namespace farandole {
 
 /// One rank's side of the collectives: takes operations, agrees with the other ranks on an order, runs them.
 ///
-/// The engine joins four parts. The driver decides which thread makes progress; the control tree carries requests and
-/// plans; the executor runs plans; the failure detector finds lost ranks. Once a rank is lost, every waiter, present
+/// The engine joins five parts. The driver decides which thread makes progress; the control tree carries requests and
+/// plans; the executor runs plans; the failure detector finds lost ranks;
+/// transfers carry messages between two ranks. Once a rank is lost, every waiter, present
 /// and future, gets the same error.
 class Engine : private Work {
  public:
@@ -40,6 +42,10 @@ class Engine : private Work {
   /// about to wait. Throws Error: Invalid (a name that is in flight), Closed, or the failure that ended the job.
   void submit(std::span<const OperationPtr> operations, bool wake);
   void submit(const OperationPtr& operation, bool wake) { submit({&operation, 1}, wake); }
+
+  /// Start a transfer; blocks for no peer. Throws Error: Invalid (without links for messages, or no such peer), Closed,
+  /// or the failure that ended the job.
+  void post(const TransferPtr& transfer);
 
   /// Run operations to completion if all ranks are about to run the same ones now; return whether they have completed.
   /// If not, nothing has happened, and the caller submits them. `before_wait` is called at most once, before a wait
@@ -111,6 +117,7 @@ class Engine : private Work {
   Driver driver_;
   FailureDetector failures_;
   Executor executor_;
+  std::unique_ptr<Transfers> transfers_;  // null: the wiring has no links for them
   std::mutex closing_;
   std::atomic<bool> closed_{false};
   std::atomic<int> callers_{0};

@@ -46,6 +46,7 @@ class Operation {
   std::vector<int64_t> result_shape;
   std::vector<int64_t> received_splits;
   int last_joined = -1;
+  int source = -1;            // of a received message: the rank that has sent it
   bool is_abandoned = false;  // failed, and the transport may still use its memory; see World::has_abandoned()
 
   uint64_t submitted_ns = 0;

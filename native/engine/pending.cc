@@ -26,6 +26,22 @@ void Pending::add(std::span<const OperationPtr> operations) {
   has_new_.store(true, std::memory_order_seq_cst);
 }
 
+void Pending::add_transfer(const OperationPtr& transfer) {
+  const std::lock_guard lock(mu_);
+  if (refused_) throw refused_->named(transfer->request.name);
+  transfers_.insert(transfer);
+  transfer_count_.fetch_add(1);
+  count_.fetch_add(1);
+  has_new_.store(true, std::memory_order_seq_cst);
+}
+
+void Pending::remove_transfer(const OperationPtr& transfer) {
+  const std::lock_guard lock(mu_);
+  if (transfers_.erase(transfer) == 0) return;  // take_all() has returned it
+  count_.fetch_sub(1);
+  transfer_count_.fetch_sub(1);
+}
+
 void Pending::require_open() {
   const std::lock_guard lock(mu_);
   if (refused_) throw *refused_;
@@ -122,6 +138,9 @@ std::vector<OperationPtr> Pending::take_all() {
   std::vector<OperationPtr> all;
   for (auto& [name, record] : names_)
     if (record.pending) all.push_back(std::exchange(record.pending, nullptr));
+  all.insert(all.end(), transfers_.begin(), transfers_.end());
+  transfers_.clear();
+  transfer_count_.store(0);
   queue_.clear();
   queued_.store(0, std::memory_order_relaxed);
   count_.fetch_sub(static_cast<int64_t>(all.size()));

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <variant>
 #include <vector>
 
@@ -25,6 +26,10 @@ class Pending {
   /// Adds all operations or none. Throws Error: Invalid if an operation of one of these names is in flight or this rank
   /// has joined, or the error given to refuse().
   void add(std::span<const OperationPtr> operations);
+
+  /// Adds a transfer, which is pending, but for which no request is made. Throws Error: the one given to refuse().
+  void add_transfer(const OperationPtr& transfer);
+  void remove_transfer(const OperationPtr& transfer);
 
   /// Returns the number of the first operation if each has a number for exactly its request, else kNoId. Caches the
   /// result in `recurring`. Call it like take(), with nothing pending.
@@ -56,12 +61,14 @@ class Pending {
   /// Removes and returns all pending operations.
   [[nodiscard]] std::vector<OperationPtr> take_all();
 
-  /// Returns the oldest pending operation if it was submitted before `before_ns`. Joins do not count: they may take any
-  /// time.
+  /// Returns the oldest requested operation if it was submitted before `before_ns`. Joins do not count: they may take
+  /// any time.
   [[nodiscard]] OperationPtr overdue(uint64_t before_ns);
 
   /// Returns whether no operation is pending.
   [[nodiscard]] bool empty() const { return count_.load() == 0; }
+  [[nodiscard]] bool has_transfers() const { return transfer_count_.load() != 0; }
+  [[nodiscard]] bool has_requests() const { return count_.load() != transfer_count_.load(); }
 
  private:
   /// Removes `operation`.
@@ -75,7 +82,8 @@ class Pending {
 
   void withdraw(const std::string& name);  // needs mu_
 
-  std::atomic<int64_t> count_{0};
+  std::atomic<int64_t> count_{0};  // with transfers
+  std::atomic<int64_t> transfer_count_{0};
   std::atomic<bool> has_new_{false};
   std::atomic<size_t> queued_{0};
   uint64_t numberings_ = 1;  // numbers given to names so far; changes in take() only
@@ -83,6 +91,7 @@ class Pending {
   std::unordered_map<std::string, Name> names_;
   std::vector<Name*> by_id_;
   std::vector<OperationPtr> queue_;
+  std::unordered_set<OperationPtr> transfers_;
   std::optional<Error> refused_;
   bool joined_ = false;  // a join is pending; no requests until it completes
 };

@@ -25,7 +25,7 @@ bool has_unread(int fd) {
 
 }  // namespace
 
-SocketWatcher::SocketWatcher(std::deque<ControlStream>& streams, Signal& doorbell, std::chrono::nanoseconds heartbeat)
+SocketWatcher::SocketWatcher(std::span<Watchable* const> streams, Signal& doorbell, std::chrono::nanoseconds heartbeat)
     : doorbell_(doorbell),
       heartbeat_(static_cast<uint64_t>(heartbeat.count())),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
@@ -35,12 +35,12 @@ SocketWatcher::SocketWatcher(std::deque<ControlStream>& streams, Signal& doorbel
     watching = watching && control(EPOLL_CTL_ADD, fd, events, place);
   };
   watch_fd(stop_.get(), EPOLLIN, kStop);
-  for (ControlStream& stream : streams) {
-    if (stream.fd() < 0) continue;
-    watch_fd(stream.fd(), EPOLLONESHOT, watched_.size());
-    watched_.emplace_back(stream, Silence(heartbeat_));
+  for (Watchable* stream : streams) {
+    if (stream->fd() < 0) continue;
+    watch_fd(stream->fd(), EPOLLONESHOT, watched_.size());
+    watched_.emplace_back(*stream, Silence(heartbeat_));
   }
-  if (!watching) throw Error::internal(std::string("cannot watch the control sockets: ") + std::strerror(errno));
+  if (!watching) throw Error::internal(std::string("cannot watch sockets: ") + std::strerror(errno));
   thread_ = std::thread(&SocketWatcher::watch, this);
 }
 
@@ -60,12 +60,12 @@ void SocketWatcher::listen() {
   for (uint64_t place = 0; place < watched_.size(); ++place) {
     Watched& each = watched_[place];
     // An ended stream would ring for ever.
-    if (each.ended.load() || (each.listening.load() && !each.stream->has_unsent())) continue;
+    if (each.ended.load() || !each.stream->is_read() || (each.listening.load() && !each.stream->has_unsent())) continue;
     each.listening.store(true);
     uint32_t news = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;
     if (each.stream->has_unsent()) news |= EPOLLOUT;
     if (!control(EPOLL_CTL_MOD, each.stream->fd(), news, place))
-      throw Error::internal(std::string("cannot watch a control socket: ") + std::strerror(errno));
+      throw Error::internal(std::string("cannot watch a socket: ") + std::strerror(errno));
   }
 }
 

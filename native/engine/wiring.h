@@ -21,8 +21,9 @@ struct Wiring {
   /// Connected, authenticated sockets to a rank of another host; the engine owns them.
   struct Remote {
     int peer;
-    Descriptor control;  // open only if one rank is the other's parent
-    Descriptor data;     // open only if the ranks are in each other's data_peers()
+    Descriptor control;      // open only if one rank is the other's parent
+    Descriptor data;         // open only if the ranks are in each other's data_peers()
+    Descriptor transfers{};  // open only if the segment has message rings
   };
   int rank = 0;
   int size = 1;

@@ -25,6 +25,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 static_assert(kMostOffers * sizeof(uint64_t) <= kPage);
 constexpr size_t kControlRing = 1 << 16;
 constexpr size_t kPairRing = 1 << 18;
+constexpr size_t kTransferBudget = size_t{64} << 20;  // of all message rings
+constexpr size_t kLeastTransferRing = 1 << 14;
 constexpr size_t kSlotBudget = size_t{256} << 20;
 constexpr size_t kLeastSlot = 8192;
 
@@ -37,11 +39,12 @@ struct Segment::Header {
   uint32_t ranks;
   uint32_t pair_rings;
   uint64_t slot_bytes;
+  uint64_t transfer_ring;                      // bytes of each; 0: there are none
   alignas(128) std::atomic<uint64_t> aborted;  // 0, or reason << 32 | rank
   LaneRounds lane;
 
   // Offsets of the parts, in memory order.
-  uint64_t areas, small, offers, lanes, control, pairs, slots, arenas, total;
+  uint64_t areas, small, offers, lanes, control, pairs, transfers, slots, arenas, total;
 
   void lay_out() {
     const size_t n = ranks;
@@ -51,18 +54,21 @@ struct Segment::Header {
     lanes = round_up(offers + n * kPage, kPage);
     control = round_up(lanes + n * LaneRounds::kRounds * kSmallBytes, kPage);
     pairs = round_up(control + 2 * n * Ring::bytes_for(kControlRing), kPage);
-    slots = round_up(pairs + (pair_rings != 0 ? n * n * Ring::bytes_for(kPairRing) : 0), kPage);
+    transfers = round_up(pairs + (pair_rings != 0 ? n * n * Ring::bytes_for(kPairRing) : 0), kPage);
+    slots = round_up(transfers + (transfer_ring != 0 ? n * n * Ring::bytes_for(transfer_ring) : 0), kPage);
     arenas = round_up(slots + n * kStripes * n * slot_bytes, kHugePage);
     total = arenas + n * Segment::kArenaBytes;
   }
 };
 
-std::shared_ptr<Segment> Segment::create(int ranks, size_t slot_bytes, bool pair_rings) {
+std::shared_ptr<Segment> Segment::create(int ranks, size_t slot_bytes, bool pair_rings, bool transfer_rings) {
   const auto n = static_cast<size_t>(ranks);
   Header header{};
   header.magic = kMagic;
   header.ranks = static_cast<uint32_t>(ranks);
   header.pair_rings = pair_rings ? 1 : 0;
+  if (transfer_rings)
+    header.transfer_ring = std::bit_floor(std::clamp(kTransferBudget / (n * n), kLeastTransferRing, kPairRing));
   const size_t affordable = kSlotBudget / (kStripes * n * n);
   header.slot_bytes = std::bit_floor(std::clamp(slot_bytes, kLeastSlot, std::max(affordable, kLeastSlot)));
   header.lay_out();
@@ -80,6 +86,7 @@ std::shared_ptr<Segment> Segment::create(int ranks, size_t slot_bytes, bool pair
   auto* placed = new (base) Header{};
   placed->ranks = header.ranks;
   placed->pair_rings = header.pair_rings;
+  placed->transfer_ring = header.transfer_ring;
   placed->slot_bytes = header.slot_bytes;
   placed->lay_out();
   for (int rank = 0; rank < ranks; ++rank) {
@@ -88,6 +95,8 @@ std::shared_ptr<Segment> Segment::create(int ranks, size_t slot_bytes, bool pair
       (new (&segment->control_ring(from, to)) Ring)->capacity = kControlRing;
     for (int peer = 0; pair_rings && peer < ranks; ++peer)
       (new (&segment->pair_ring(rank, peer)) Ring)->capacity = kPairRing;
+    for (int peer = 0; transfer_rings && peer < ranks; ++peer)
+      (new (&segment->transfer_ring(rank, peer)) Ring)->capacity = header.transfer_ring;
   }
   placed->magic = kMagic;
   return segment;
@@ -105,6 +114,7 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
   Header expected{};
   expected.ranks = found.ranks;
   expected.pair_rings = found.pair_rings;
+  expected.transfer_ring = found.transfer_ring;
   expected.slot_bytes = found.slot_bytes;
   expected.lay_out();
   const auto size = static_cast<size_t>(status.st_size);
@@ -134,6 +144,7 @@ Segment::Header& Segment::header() const { return *reinterpret_cast<Header*>(bas
 int Segment::ranks() const { return static_cast<int>(header().ranks); }
 size_t Segment::slot_bytes() const { return header().slot_bytes; }
 bool Segment::has_pair_rings() const { return header().pair_rings != 0; }
+bool Segment::has_transfer_rings() const { return header().transfer_ring != 0; }
 
 RankArea& Segment::area(int rank) { return reinterpret_cast<RankArea*>(base_ + header().areas)[rank]; }
 
@@ -200,6 +211,11 @@ Ring& Segment::control_ring(int from, int to) {
 Ring& Segment::pair_ring(int from, int to) {
   const auto index = static_cast<size_t>(from * ranks() + to);
   return *reinterpret_cast<Ring*>(base_ + header().pairs + index * Ring::bytes_for(kPairRing));
+}
+
+Ring& Segment::transfer_ring(int from, int to) {
+  const auto index = static_cast<size_t>(from * ranks() + to);
+  return *reinterpret_cast<Ring*>(base_ + header().transfers + index * Ring::bytes_for(header().transfer_ring));
 }
 
 void Segment::abort(Abort why) {

@@ -51,9 +51,10 @@ struct Abort {
 class Segment {
  public:
   /// `slot_bytes` is the requested chunk per rank and stripe; it shrinks when many ranks would need too much memory.
-  /// With `pair_rings` every pair of ranks gets a byte ring in each direction (for worlds of several hosts).
+  /// With `pair_rings` every pair of ranks gets a byte ring in each direction (for worlds of several hosts), with
+  /// `transfer_rings` another one for messages between two ranks.
   /// Throws std::system_error when the system refuses the memory.
-  static std::shared_ptr<Segment> create(int ranks, size_t slot_bytes, bool pair_rings);
+  static std::shared_ptr<Segment> create(int ranks, size_t slot_bytes, bool pair_rings, bool transfer_rings = false);
 
   /// Maps a segment made by another process; the caller still owns `fd`. Throws `Error` when it is not a segment.
   static std::shared_ptr<Segment> attach(int fd);
@@ -66,6 +67,7 @@ class Segment {
   [[nodiscard]] int ranks() const;
   [[nodiscard]] size_t slot_bytes() const;
   [[nodiscard]] bool has_pair_rings() const;
+  [[nodiscard]] bool has_transfer_rings() const;
 
   [[nodiscard]] RankArea& area(int rank);
   /// The slot of `rank` for its stripe `index` (0 <= index < kStripes): ranks() * slot_bytes() bytes.
@@ -89,6 +91,7 @@ class Segment {
   [[nodiscard]] std::byte* lane_slot(int rank, uint32_t round);
   [[nodiscard]] Ring& control_ring(int from, int to);
   [[nodiscard]] Ring& pair_ring(int from, int to);
+  [[nodiscard]] Ring& transfer_ring(int from, int to);
 
   /// Ends the job for every rank of the host and wakes them all. Only the first call counts.
   void abort(Abort why);

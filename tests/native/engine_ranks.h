@@ -44,15 +44,17 @@ inline std::vector<int> control_parents(const std::vector<int>& hosts, size_t de
 }
 
 // hosts[r] is the host of rank r. With `flat`, ranks of a grid are connected to all ranks too.
-inline std::vector<Wiring> wire(const std::vector<int>& hosts, size_t degree = 8, bool flat = false) {
+inline std::vector<Wiring> wire(const std::vector<int>& hosts, size_t degree = 8, bool flat = false,
+                                bool transfers = false) {
   const int size = static_cast<int>(hosts.size());
   const std::vector<int> parents = control_parents(hosts, degree);
   std::map<int, std::vector<int>> members;
   for (int rank = 0; rank < size; ++rank) members[hosts[rank]].push_back(rank);
   std::map<int, std::shared_ptr<Segment>> segments;
   for (const auto& [host, local] : members)
-    segments[host] = Segment::create(static_cast<int>(local.size()), 16 << 10,
-                                     static_cast<int>(local.size()) < size && (flat || !farandole::grid_of(0, hosts)));
+    segments[host] =
+        Segment::create(static_cast<int>(local.size()), 16 << 10,
+                        static_cast<int>(local.size()) < size && (flat || !farandole::grid_of(0, hosts)), transfers);
   std::vector<Wiring> wirings(hosts.size());
   for (int rank = 0; rank < size; ++rank)
     wirings[rank] = {rank, size, members[hosts[rank]], segments[hosts[rank]], {}, parents, hosts};
@@ -61,14 +63,16 @@ inline std::vector<Wiring> wire(const std::vector<int>& hosts, size_t degree = 8
       if (hosts[a] == hosts[b]) continue;
       int control[2] = {-1, -1};
       int data[2] = {-1, -1};
+      int messages[2] = {-1, -1};
       const bool talk = parents[static_cast<size_t>(b)] == a;
       const std::vector<int> wanted = farandole::data_peers(a, hosts, flat);
       const bool exchange = std::find(wanted.begin(), wanted.end(), b) != wanted.end();
       if ((exchange && socketpair(AF_UNIX, SOCK_STREAM, 0, data) != 0) ||
-          (talk && socketpair(AF_UNIX, SOCK_STREAM, 0, control) != 0))
+          (talk && socketpair(AF_UNIX, SOCK_STREAM, 0, control) != 0) ||
+          (transfers && socketpair(AF_UNIX, SOCK_STREAM, 0, messages) != 0))
         std::abort();
-      wirings[a].remotes.push_back({b, Descriptor(control[0]), Descriptor(data[0])});
-      wirings[b].remotes.push_back({a, Descriptor(control[1]), Descriptor(data[1])});
+      wirings[a].remotes.push_back({b, Descriptor(control[0]), Descriptor(data[0]), Descriptor(messages[0])});
+      wirings[b].remotes.push_back({a, Descriptor(control[1]), Descriptor(data[1]), Descriptor(messages[1])});
     }
   }
   return wirings;
@@ -82,8 +86,8 @@ inline EngineOptions options(double timeout = 20) {
 
 // Runs `body` for every rank; returns the text of each rank's exception, "" without one.
 inline std::vector<std::string> run(const std::vector<int>& hosts, const std::function<void(Engine&)>& body,
-                                    double timeout = 20, size_t degree = 8, bool flat = false) {
-  std::vector<Wiring> wirings = wire(hosts, degree, flat);
+                                    double timeout = 20, size_t degree = 8, bool flat = false, bool transfers = false) {
+  std::vector<Wiring> wirings = wire(hosts, degree, flat, transfers);
   std::vector<std::string> problems(hosts.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < hosts.size(); ++rank) {

@@ -29,7 +29,8 @@ class Context:
     The constructor blocks until every rank has reached `rendezvous`, up to `config.start_timeout`, and starts one
     native thread. It raises `RendezvousError` with the missing ranks. `host` overrides the identity of this host; ranks
     with different identities use sockets between them. If the ranks are only some ranks of a larger job, `members` are
-    their ranks in that job, and `process_set` is the name of the set; error messages use both."""
+    their ranks in that job, and `process_set` is the name of the set; error messages use both. With `transfers`, on all
+    ranks, the engine can also send messages between two ranks, over a connection of each pair of ranks."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Context:
         host: str | None = None,
         members: Sequence[int] = (),
         process_set: str = "",
+        transfers: bool = False,
     ) -> None:
         self.config = Config.from_environment() if config is None else config
         show_messages(self.config)
@@ -51,7 +53,7 @@ class Context:
             failing.callback(self._monitors.close)
             if rendezvous.rank == 0 and not members:
                 warn_of_idle(self.config)  # once in a job
-            connections = connect(rendezvous, self.config, host=here)
+            connections = connect(rendezvous, self.config, host=here, transfers=transfers)
             self.topology: Topology = connections.topology
             # A single rank has no use for the fabric that it has asked for.
             self.fabric = connections.fabric_name or self.config.fabric

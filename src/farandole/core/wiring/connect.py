@@ -66,11 +66,13 @@ def connect(
     *,
     host: str | None = None,
     require_alive: Callable[[], None] | None = None,
+    transfers: bool = False,
 ) -> Connections:
     """Exchange cards with all ranks at `rendezvous`, and connect to this rank's peers.
 
     `host` overrides this host's identity, so that tests can simulate several hosts. `require_alive` raises an error if
-    one of the ranks is known to be lost. Blocks up to `config.start_timeout`; raises `RendezvousError` with the missing
+    one of the ranks is known to be lost. With `transfers`, on all ranks, each pair of ranks gets a link for messages
+    between the two. Blocks up to `config.start_timeout`; raises `RendezvousError` with the missing
     ranks, and with the addresses between which no connection was made."""
     deadline = _Patience(config.start_timeout)
     offered, fabric = offer(rendezvous, config, deadline)
@@ -94,7 +96,7 @@ def connect(
                 arrivals.drop(tcp)
             if topology.rank != topology.local_ranks[0] or topology.local_size == 1:
                 arrivals.drop(unix)
-            connections = _Connector(rendezvous, topology, cards, arrivals, deadline).connect(fabric)
+            connections = _Connector(rendezvous, topology, cards, arrivals, deadline, transfers).connect(fabric)
         except BaseException as error:
             if isinstance(error, RendezvousError) and error.missing:
                 # Report while this rank still listens: a peer that it refuses later waits for the report.
@@ -126,9 +128,10 @@ class _Connector:
         cards: list[_Card],
         arrivals: Arrivals,
         deadline: Deadline,
+        transfers: bool,
     ) -> None:
         self._rendezvous, self._topology, self._cards = rendezvous, topology, cards
-        self._arrivals, self._deadline = arrivals, deadline
+        self._arrivals, self._deadline, self._transfers = arrivals, deadline, transfers
 
     def connect(self, fabric: Fabric | None) -> Connections:
         """Share the segment of this host, connect to ranks of other hosts, and over the fabric that all have chosen."""
@@ -181,17 +184,17 @@ class _Connector:
         # If all ranks of all hosts are connected, ranks of one host exchange data through rings in the segment.
         pair_rings = topology.local_size < topology.size and (first.flat or not make_grid(topology.host_numbers))
         try:
-            return Segment.create(ranks=topology.local_size, slot_bytes=first.slot_bytes, pair_rings=pair_rings)
+            return Segment.create(topology.local_size, first.slot_bytes, pair_rings, self._transfers)
         except OSError as error:
             raise RendezvousError(
                 f"the ranks of this host cannot have {error.strerror}; raise the limit on the size of files "
                 "(ulimit -f) or on memory, or set FARANDOLE_SLOT_BYTES to less"
             ) from error
 
-    def _connect_remotes(self, *, with_data: bool) -> list[tuple[int, int, int]]:
+    def _connect_remotes(self, *, with_data: bool) -> list[tuple[int, int, int, int]]:
         """Connect to this rank's peers on other hosts: the higher rank dials, the lower rank accepts.
 
-        Returns (peer, control descriptor or -1, data descriptor or -1) for each of them."""
+        Returns (peer, control, data and transfers descriptor, or -1) for each of them."""
         topology, cards = self._topology, self._cards
         rank, parents, address = topology.rank, topology.control_parents, cards[topology.rank].tcp
         remote = [peer for peer in range(topology.size) if topology.hosts[peer] != topology.hosts[rank]]
@@ -199,8 +202,12 @@ class _Connector:
         sockets: dict[tuple[int, str], socket.socket] = {}
 
         def purposes(peer: int) -> tuple[str, ...]:
-            data = ("data",) if peer in exchanging else ()
-            return (*data, "control") if parents[peer] == rank or parents[rank] == peer else data
+            wanted = {
+                "data": peer in exchanging,
+                "control": parents[peer] == rank or parents[rank] == peer,
+                "transfers": self._transfers,
+            }
+            return tuple(purpose for purpose in wanted if wanted[purpose])
 
         expected = {(peer, purpose) for peer in remote if peer > rank for purpose in purposes(peer)}
         try:
@@ -223,7 +230,11 @@ class _Connector:
             sock = sockets.get((peer, purpose))
             return -1 if sock is None else sock.detach()
 
-        return [(peer, fd_of(peer, "control"), fd_of(peer, "data")) for peer in remote if purposes(peer)]
+        return [
+            (peer, fd_of(peer, "control"), fd_of(peer, "data"), fd_of(peer, "transfers"))
+            for peer in remote
+            if purposes(peer)
+        ]
 
     def _dialed(self, address: bytes | str, purpose: str, peer: int) -> socket.socket:
         return connect_to(address, self._rendezvous, purpose, peer, self._deadline)

@@ -33,7 +33,8 @@ class Connections:
     topology: Topology
     segment: Segment
     deadline: Deadline
-    remotes: list[tuple[int, int, int]] = field(default_factory=list)  # (peer, control fd or -1, data fd or -1)
+    # (peer, control, data and transfers descriptor, or -1)
+    remotes: list[tuple[int, int, int, int]] = field(default_factory=list)
     companions: dict[int, socket.socket] = field(default_factory=dict)
     fabric_name: str = ""  # of the fabric that the ranks have chosen; "" for their own transport
     fabric: Fabric | None = None  # transfers the data instead of sockets and the segment
