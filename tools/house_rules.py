@@ -21,6 +21,7 @@ ENVIRONMENT = (
     PACKAGE / "meeting" / "launched",
     PACKAGE / "core" / "wiring" / "gpus.py",
     PACKAGE / "launch",
+    PACKAGE / "integrations" / "torch_backend.py",
     PACKAGE / "ray" / "worker.py",
     PACKAGE / "spark",
     PACKAGE / "estimators",

@@ -3,10 +3,12 @@
 TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches this off; `import farandole.torch.distributed` then registers it."""
 
 import functools
+import inspect
 import logging
+import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from farandole.torch_env import Found
 
 __all__ = ["register"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +35,8 @@ def register() -> None:
     try:
         dist.Backend.register_backend("farandole", _make_group, extended_api=True, devices=["cpu", "cuda"])
         _find_stores_of_jobs()
+        if os.environ.get("FARANDOLE_AS_GLOO", "").strip().lower() not in ("", "0", "false", "no", "off"):
+            _stand_in_for_gloo()
     except Exception as error:
         log.info('the backend "farandole" cannot be registered with torch %s: %r', torch.__version__, error)
 
@@ -45,6 +52,29 @@ def _make_group(asked: "_DistributedBackendOptions", options: object = None) -> 
             path=error.path,
         ) from error
     return make_group(asked, options)
+
+
+def _stand_in_for_gloo() -> None:
+    """Let torch make our groups where a program asks for gloo's, which keep gloo's name."""
+    from torch.distributed import distributed_c10d  # the function is not public, so it may be absent
+
+    module = vars(distributed_c10d)
+    module["_new_process_group_helper"] = _with_ours(module["_new_process_group_helper"], module)
+
+
+def _with_ours(make: Callable[P, T], module: dict[str, object]) -> Callable[P, T]:
+    @functools.wraps(make)
+    def make_ours(*args: P.args, **kwargs: P.kwargs) -> T:
+        from farandole.torch.distributed.gloo import class_for
+
+        asked, gloo = inspect.signature(make).bind(*args, **kwargs).arguments, module["ProcessGroupGloo"]
+        module["ProcessGroupGloo"] = class_for(asked["group_name"], asked["global_ranks_in_group"])
+        try:
+            return make(*args, **kwargs)
+        finally:
+            module["ProcessGroupGloo"] = gloo
+
+    return make_ours
 
 
 def _find_stores_of_jobs() -> None:
