@@ -362,7 +362,7 @@ class CollectiveTimeout(CollectiveError, HorovodInternalError, TimeoutError):
         super().__init__(
             name,
             f"waited {waited:.3g} s for {who}; see what {who} did instead (every rank must submit "
-            "the same operations), or raise collective_timeout (FARANDOLE_COLLECTIVE_TIMEOUT)",
+            "the same operations), or raise the timeout (collective_timeout, FARANDOLE_COLLECTIVE_TIMEOUT)",
         )
         self.args = (name, self.missing, waited)
 

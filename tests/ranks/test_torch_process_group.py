@@ -206,9 +206,10 @@ def test_several_at_once() -> None:
             work = group.all_gather_single_coalesced(outputs, [values(rank, 3), values(rank, 4)], opts)
             assert work.result() == outputs
             assert torch.equal(outputs[1], torch.cat(of_all(2, 4)))
-            lists = [[torch.empty(3), torch.empty(3)]]
-            group.allgather_coalesced(lists, [values(rank, 3)], opts).wait()
-            assert torch.equal(lists[0][1], values(1, 3))
+            lists = [[torch.empty(3), torch.empty(2, 2)] for _ in range(2)]
+            group.allgather_coalesced(lists, [values(rank, 3), values(rank, 4).view(2, 2)], opts).wait()
+            assert torch.equal(lists[1][0], values(1, 3))
+            assert torch.equal(lists[0][1], values(0, 4).view(2, 2))
             outputs = [torch.empty(3), torch.empty(2)]
             opts = now(c10d.ReduceScatterOptions(), asyncOp=asynchronous)
             group.reduce_scatter_single_coalesced(outputs, [values(rank, 6), values(rank, 4)], opts).wait()
@@ -325,7 +326,7 @@ def test_outputs_that_do_not_fit_what_comes() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[FarandoleGroup], object], str]] = {
-    "sparse": (lambda group: group.allreduce([torch.eye(2).to_sparse()]), "all_reduce.*sparse"),
+    "sparse": (lambda group: group.reduce([torch.eye(2).to_sparse()], now(c10d.ReduceOptions())), "reduce.*sparse"),
     "expanded bytes": (
         lambda group: group.broadcast([torch.ones(1, dtype=torch.complex64).expand(4)], now(c10d.BroadcastOptions())),
         "broadcast.*share memory",
@@ -334,14 +335,12 @@ REFUSED: dict[str, tuple[Callable[[FarandoleGroup], object], str]] = {
     "elsewhere": (lambda group: group.allreduce([torch.ones(2, device="meta")]), "on meta"),
     "two": (lambda group: group.allreduce([torch.ones(2), torch.ones(2)]), "one tensor of each rank, got 2"),
     "bits": (
-        lambda group: group.allreduce(
-            [torch.ones(2, dtype=torch.int32)], now(c10d.AllreduceOptions(), reduceOp=dist.ReduceOp.BXOR)
-        ),
-        "BXOR of torch.int32 is not supported; use SUM",
+        lambda group: group.allreduce([torch.ones(2)], now(c10d.AllreduceOptions(), reduceOp=dist.ReduceOp.BXOR)),
+        "BXOR of torch.float32 is not supported; use SUM",
     ),
-    "send": (lambda group: group.send([torch.ones(2)], 0, 0), "no operations between two ranks; use"),
-    "recv": (lambda group: group.recv([torch.ones(2)], 0, 0), "no operations between two ranks; use"),
-    "any": (lambda group: group.recv_anysource([torch.ones(2)], 0), "no operations between two ranks; use"),
+    "send": (lambda group: group.send([torch.ones(2)], 0, 0), "there is no other rank 0"),
+    "recv": (lambda group: group.recv([torch.ones(2)], 1, 0), "there is no other rank 1; ranks are 0 to 0"),
+    "any": (lambda group: group.recv_anysource([torch.ones(2)], 0), "there is no other rank"),
     "gather": (lambda group: group.all_gather_single(torch.empty(5), torch.ones(2)), "5 elements.*not 1 times the 2"),
     "scatter": (lambda group: group.reduce_scatter_single(torch.empty(2), torch.ones(3)), "3 elements"),
     "list": (lambda group: group.allgather([[torch.empty(5)]], [torch.ones(2)]), "as large as that rank's input"),

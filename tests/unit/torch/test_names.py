@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from farandole.torch.distributed.names import MOST_PLACES, PERIOD, Names
+from farandole.torch.distributed.names import MOST_SITES, PERIOD, Names
 
 STEP = ["bucket", "bucket", "head", "loss"]
 
@@ -39,7 +39,7 @@ def test_the_same_name_comes_again_only_after_others(program: list[str]) -> None
 
 
 def test_a_program_that_never_repeats_itself_has_few_names() -> None:
-    assert len(set(named(range(3 * MOST_PLACES)))) < MOST_PLACES + PERIOD + 1
+    assert len(set(named(range(3 * MOST_SITES)))) < MOST_SITES + PERIOD + 1
 
 
 def test_ranks_that_could_not_agree_start_over_alike() -> None:

@@ -1,13 +1,14 @@
 """Registration of the backend, and creation of process groups."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from farandole.config import Config
 from farandole.errors import ConfigError
+from farandole.meeting.rendezvous import Rendezvous
 from farandole.topology import JobEnvironment
 from farandole.torch.distributed.group import FarandoleGroup
 from farandole.torch.distributed.store import StoreRendezvous
@@ -16,7 +17,7 @@ from farandole.torch_env import find_stores_of_jobs
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import _DistributedBackendOptions
 
-__all__ = ["make_group", "register"]
+__all__ = ["arguments_of", "make_group", "register"]
 
 
 def register() -> None:
@@ -25,7 +26,22 @@ def register() -> None:
     find_stores_of_jobs()
 
 
+class _Arguments(TypedDict):
+    """Arguments of `FarandoleGroup`."""
+
+    rendezvous: Rendezvous
+    config: Config
+    name: str
+    members: list[int]
+    label: str
+
+
 def make_group(asked: "_DistributedBackendOptions", options: object = None) -> FarandoleGroup:
+    """Return the group that torch asks for; blocks and raises like `arguments_of`."""
+    return FarandoleGroup(**arguments_of(asked, options))
+
+
+def arguments_of(asked: "_DistributedBackendOptions", options: object = None) -> _Arguments:
     """Meet the other ranks at torch's store; `options` may be a `farandole.Config`.
 
     torch's timeout applies to the start and to every collective, unless it is torch's default and a setting differs.
@@ -52,4 +68,4 @@ def make_group(asked: "_DistributedBackendOptions", options: object = None) -> F
         timeout=config.start_timeout,
     )
     label = f"process group {asked.group_id}" if members else ""
-    return FarandoleGroup(rendezvous, config, name=asked.group_id, members=members, label=label)
+    return {"rendezvous": rendezvous, "config": config, "name": asked.group_id, "members": members, "label": label}

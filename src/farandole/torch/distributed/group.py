@@ -2,9 +2,11 @@
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,8 +18,12 @@ from farandole.core.operations.reduction import Average, Reduction, Sum
 from farandole.core.operations.request import Request
 from farandole.errors import InvalidRequest
 from farandole.meeting.rendezvous import Rendezvous
+from farandole.torch.distributed.gathered import Fold, fold_bits, fold_of, sum_sparse
+from farandole.torch.distributed.monitored import monitored_barrier
+from farandole.torch.distributed.named_group import NamedGroup
 from farandole.torch.distributed.names import SinglePart
 from farandole.torch.distributed.reduction import reduction_of
+from farandole.torch.distributed.sizes import require_received, require_times, shares_of
 from farandole.torch.distributed.streams import note_use
 from farandole.torch.distributed.strided import writes_strided
 from farandole.torch.distributed.submitter import Submitter
@@ -50,13 +56,11 @@ class _Options(Protocol):
     def asyncOp(self) -> bool: ...
 
 
-POINT_TO_POINT = (
-    "farandole has no operations between two ranks; use all_to_all_single or broadcast, or a group of gloo's: "
-    'dist.new_group(backend="gloo")'
-)
+ANY_RANK = -1
+BARRIER_TAG = 1 << 31  # programs have the tags below
 
 
-class FarandoleGroup(dist.ProcessGroup):
+class FarandoleGroup(NamedGroup):
     """The ranks of `rendezvous`, with their own engine; made by `init_process_group(backend="farandole")`.
 
     All ranks must request the same operations in one order. Results are written into the given tensors. An invalid
@@ -68,45 +72,14 @@ class FarandoleGroup(dist.ProcessGroup):
     ) -> None:
         """Join a group of the job's ranks `members`, given by their numbers in the job. Blocks until all of them have
         joined."""
-        super().__init__(rendezvous.rank, rendezvous.size)  # type: ignore[call-arg]  # an overload of torch's stub
-        self._name, self._label = name, label
+        super().__init__(rendezvous.rank, rendezvous.size, name, label)
         self._rank, self._size = rendezvous.rank, rendezvous.size
-        context = Context(rendezvous, config, members=members, process_set=label)
+        self._barriers = 0  # monitored ones so far
+        context = Context(rendezvous, config, members=members, process_set=label, transfers=True)
         follower = Follower("farandole-futures")
-        self._submitter = Submitter(context.engine, follower)
+        self._submitter = Submitter(context.engine, follower, self.backend)
         # At the interpreter's exit at the latest: many programs never destroy their process group.
         self._end = weakref.finalize(self, _end, context, follower, os.getpid())
-
-    # torch's queries about a group; C++ uses the names in its own style.
-
-    @property
-    def group_name(self) -> str:  # type: ignore[override]  # torch's NewType of str
-        """The name by which torch's functional collectives find the group."""
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        """The group's name in errors; empty for the group of all ranks."""
-        return self._label
-
-    def getGroupName(self) -> str:
-        """Return `group_name`."""
-        return self._name
-
-    def getGroupDesc(self) -> str:
-        """Return `group_desc`."""
-        return self._label
-
-    def setGroupName(self, name: str) -> None:
-        """Set torch's name of the group."""
-        self._name = name
-
-    def setGroupDesc(self, description: str) -> None:
-        """Keep the label, which is more precise."""
-
-    def getBackendName(self) -> str:
-        """Return the name for `init_process_group`."""
-        return "farandole"
 
     def shutdown(self) -> None:
         """Leave the group; operations in flight fail, here and on the other ranks. Idempotent."""
@@ -127,8 +100,13 @@ class FarandoleGroup(dist.ProcessGroup):
         opts: "AllreduceOptions | None" = None,
     ) -> Work:
         """Reduce the tensor in place."""
-        what = "all_reduce"
-        tensor = writable(one(tensors, what), what)
+        what, given = "all_reduce", one(tensors, "all_reduce")
+        if given.is_sparse:
+            return sum_sparse(self._submitter, what, _asked(opts), given, _is_now(opts))
+        tensor = writable(given, what)
+        fold = fold_of(_asked(opts), tensor.dtype)
+        if fold is not None:
+            return self._fold(what, fold, tensor, tensor.copy_, given, opts)
         request = Request(kinds.ALLREDUCE, what, _reduction(opts, tensor, what))
         return self._submitter.reduce(request, tensor, _is_now(opts))
 
@@ -139,6 +117,8 @@ class FarandoleGroup(dist.ProcessGroup):
         ready = [writable(tensor, what) for tensor in tensors]
         if not ready:
             return self._submitter.together([])
+        if fold_of(_asked(opts), ready[0].dtype) is not None:
+            return self._submitter.together([self.allreduce([tensor], opts) for tensor in ready])
         request = Request(kinds.ALLREDUCE, what, _reduction(opts, ready[0], what), grouped=True)
         return self._submitter.reduce_group(request, ready, _is_now(opts))
 
@@ -147,6 +127,9 @@ class FarandoleGroup(dist.ProcessGroup):
         """Reduce into the root's tensor; the others' stay as they are."""
         what, given, leads = "reduce", one(tensors, "reduce"), opts.rootRank == self._rank
         tensor = writable(given, what) if leads else readable(given, what)
+        fold = fold_of(opts.reduceOp, tensor.dtype)
+        if fold is not None:
+            return self._fold(what, fold, tensor, tensor.copy_ if leads else lambda _: tensor, given, opts)
         reduction = _reduction(opts, tensor, what)
         signature = (opts.rootRank, reduction, tensor.dtype, tensor.shape)
         pair = (tensor, tensor if leads else torch.empty_like(tensor))
@@ -158,13 +141,18 @@ class FarandoleGroup(dist.ProcessGroup):
         """Reduce, and keep this rank's part of the result; the parts are adjacent in the input."""
         what = "reduce_scatter"
         source, target = readable(input, what).view(-1), writable(output, what).view(-1)
-        _require_times(self._size, source, target, what)
+        require_times(self._size, source, target, what)
         require_apart(source, target, self._rank * target.nbytes, what)
+        fold = fold_of(_asked(opts), source.dtype)
+        if fold is not None:
+            return self._fold(
+                what, fold, source, lambda whole: target.copy_(whole.chunk(self._size)[self._rank]), output, opts
+            )
         reduction = _reduction(opts, source, what)
         signature = (reduction, source.dtype, source.shape)
         if reduction.op in (Sum, Average):
             request = Request(kinds.REDUCESCATTER, what, reduction)
-            return self._submitter.submit(request, signature, (source, target), [output], _is_now(opts))
+            return self._submitter.submit(request, signature, (source, target), [output], _is_now(opts), given=[input])
         # The engine scatters only sums.
         whole = torch.empty_like(source)
 
@@ -173,7 +161,7 @@ class FarandoleGroup(dist.ProcessGroup):
             note_use(whole)
 
         request = Request(kinds.ALLREDUCE, what, reduction)
-        return self._submitter.submit(request, signature, (source, whole), [output], _is_now(opts), keep)
+        return self._submitter.submit(request, signature, (source, whole), [output], _is_now(opts), keep, [input])
 
     @writes_strided
     def reduce_scatter(  # type: ignore[override]
@@ -212,10 +200,10 @@ class FarandoleGroup(dist.ProcessGroup):
         """Write the ranks' tensors into the output, in rank order."""
         what = "all_gather"
         source, target = flat(input, what), flat(output, what, write=True)
-        _require_times(self._size, target, source, what)
+        require_times(self._size, target, source, what)
         require_apart(source, target, -self._rank * source.nbytes, what)
         request = Request(kinds.ALLGATHER, what)
-        return self._submitter.submit(request, source.dtype, (source, target), [output], _is_now(opts))
+        return self._submitter.submit(request, source.dtype, (source, target), [output], _is_now(opts), given=[input])
 
     @writes_strided
     def allgather(  # type: ignore[override]
@@ -230,9 +218,15 @@ class FarandoleGroup(dist.ProcessGroup):
         if len(targets) != self._size or targets[self._rank].numel() != source.numel():
             raise InvalidRequest(what, f"needs {self._size} outputs, each as large as that rank's input")
         whole = joined(targets)
-        finish = partial(_unpack, targets) if whole is None else None
+
+        def finish(part: SinglePart) -> None:
+            if whole is None:
+                unpack(targets, part.result())
+
         request = Request(kinds.ALLGATHER, what)
-        return self._submitter.submit(request, source.dtype, (source, whole), results, _is_now(opts), finish)
+        return self._submitter.submit(
+            request, source.dtype, (source, whole), results, _is_now(opts), finish, given=input_tensors
+        )
 
     def allgather_coalesced(
         self,
@@ -240,9 +234,20 @@ class FarandoleGroup(dist.ProcessGroup):
         input_list: Sequence[Tensor],
         opts: "AllgatherOptions | None" = None,
     ) -> Work:
-        """Do as `allgather` for several tensors."""
-        pairs = zip(output_lists, input_list, strict=True)
-        return self._submitter.together([self.allgather([outputs], [input], opts) for outputs, input in pairs])
+        """Do as `allgather` for several tensors; a list of outputs for each rank."""
+        what, results = "all_gather_coalesced", [[*each] for each in zip(*output_lists, strict=True)]
+        sources = [flat(each, what) for each in input_list]
+        targets = [[flat(each, what, write=True) for each in outputs] for outputs in results]
+
+        def finish(part: SinglePart) -> None:
+            for rows, result in zip(targets, part.results(), strict=True):
+                unpack(rows, result)
+
+        request, signature = Request(kinds.ALLGATHER, what, grouped=True), tuple(each.dtype for each in sources)
+        outputs = list(chain(*results))
+        return self._submitter.submit(
+            request, signature, (sources, None), outputs, _is_now(opts), finish, given=input_list
+        )
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: "AllgatherOptions | None" = None
@@ -264,11 +269,11 @@ class FarandoleGroup(dist.ProcessGroup):
         what = "all_to_all"
         source, target = flat(input, what), flat(output, what, write=True)
         require_apart(source, target, None, what)
-        sent = self._shares(input, source, input_split_sizes, "input", what)
-        wanted = self._shares(output, target, output_split_sizes, "output", what)
-        finish = partial(_require_received, what, wanted)
+        sent = shares_of(source, input, input_split_sizes, self._size, "input", what)
+        wanted = shares_of(target, output, output_split_sizes, self._size, "output", what)
+        finish = partial(require_received, what, wanted)
         request = Request(kinds.ALLTOALL, what, splits=sent)
-        return self._submitter.submit(request, (), (source, target), [output], _is_now(opts), finish)
+        return self._submitter.submit(request, (), (source, target), [output], _is_now(opts), finish, [input])
 
     @writes_strided
     def alltoall(  # type: ignore[override]
@@ -305,17 +310,38 @@ class FarandoleGroup(dist.ProcessGroup):
         """Wait until all ranks have called it."""
         return self._submitter.submit(Request(kinds.BARRIER, "barrier"), (), (None, None), [], _is_now(opts))
 
-    def send(self, tensors: Sequence[Tensor], dst_rank: int, tag: int) -> NoReturn:
-        """Raise `InvalidRequest`: there are no operations between two ranks."""
-        raise InvalidRequest("send", POINT_TO_POINT)
+    # Between two ranks
 
-    def recv(self, tensors: Sequence[Tensor], src_rank: int, tag: int) -> NoReturn:
-        """Raise `InvalidRequest`, as `send` does."""
-        raise InvalidRequest("recv", POINT_TO_POINT)
+    def send(self, tensors: Sequence[Tensor], dst_rank: int, tag: int) -> Work:
+        """Send the tensor to a rank of the group; the work completes once the tensor may be changed."""
+        return self._submitter.transfer("send", one(tensors, "send"), dst_rank, tag)
 
-    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> NoReturn:
-        """Raise `InvalidRequest`, as `send` does."""
-        raise InvalidRequest("recv", POINT_TO_POINT)
+    @writes_strided
+    def recv(self, tensors: Sequence[Tensor], src_rank: int, tag: int) -> Work:
+        """Overwrite the tensor with the oldest message of that rank with the tag, of as many bytes."""
+        return self._submitter.transfer("recv", one(tensors, "recv"), src_rank, tag)
+
+    @writes_strided
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Work:
+        """Do as `recv`, with a message of any rank."""
+        return self._submitter.transfer("recv", one(tensors, "recv"), ANY_RANK, tag)
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        """Wait until all ranks have called it, up to `timeout`; raises `CollectiveTimeout` with missing ranks."""
+        self._barriers += 1  # a late message of one that failed does not count for the next
+        start = partial(self._submitter.transfer, tag=BARRIER_TAG + self._barriers)
+        monitored_barrier(start, self._rank, self._size, timeout, wait_all_ranks)
+
+    def _fold(
+        self,
+        what: str,
+        fold: Fold,
+        source: Tensor,
+        keep: Callable[[Tensor], Tensor],
+        output: Tensor,
+        opts: "_Options | None",
+    ) -> Work:
+        return fold_bits(self._submitter, what, fold, source, keep, [output], _is_now(opts))
 
     def _exchange(
         self, what: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: "_Options | None"
@@ -328,25 +354,14 @@ class FarandoleGroup(dist.ProcessGroup):
         wanted = [target.numel() for target in targets]
 
         def finish(part: SinglePart) -> None:
-            _require_received(what, wanted, part)
+            require_received(what, wanted, part)
             if whole is None:
-                _unpack(targets, part)
+                unpack(targets, part.result())
 
         request = Request(kinds.ALLTOALL, what, splits=[source.numel() for source in sources])
-        return self._submitter.submit(request, (), (packed(sources), whole), list(outputs), _is_now(opts), finish)
-
-    def _shares(self, tensor: Tensor, row: Tensor, splits: Sequence[int], which: str, what: str) -> list[int]:
-        """Return the numbers of elements of `row` for each rank, where `splits` count rows of `tensor`."""
-        rows = tensor.shape[0] if tensor.dim() > 0 else 1
-        if not splits:
-            if rows % self._size:
-                raise InvalidRequest(what, f"the {which} has {rows} rows for {self._size} ranks; give its split sizes")
-            return [row.numel() // self._size] * self._size
-        if len(splits) != self._size or sum(splits) != rows or min(splits) < 0:
-            raise InvalidRequest(
-                what, f"the {which} has {rows} rows for {self._size} ranks, which split sizes {splits} do not add up to"
-            )
-        return [split * row.numel() // max(1, rows) for split in splits]
+        return self._submitter.submit(
+            request, (), (packed(sources), whole), list(outputs), _is_now(opts), finish, inputs
+        )
 
 
 def _end(context: Context, follower: Follower, process: int) -> None:
@@ -359,24 +374,11 @@ def _is_now(opts: "_Options | None") -> bool:
     return opts is not None and not opts.asyncOp
 
 
+def _asked(opts: "ReduceOptions | ReduceScatterOptions | AllreduceOptions | None") -> dist.ReduceOp:
+    return dist.ReduceOp(dist.ReduceOp.SUM) if opts is None else opts.reduceOp
+
+
 def _reduction(
     opts: "AllreduceOptions | ReduceOptions | ReduceScatterOptions | None", tensor: Tensor, what: str
 ) -> Reduction:
-    return reduction_of(dist.ReduceOp(dist.ReduceOp.SUM) if opts is None else opts.reduceOp, tensor.dtype, what)
-
-
-def _require_times(size: int, whole: Tensor, part: Tensor, what: str) -> None:
-    if whole.numel() != part.numel() * size:
-        raise InvalidRequest(
-            what, f"{whole.numel()} elements of all ranks are not {size} times the {part.numel()} of this one"
-        )
-
-
-def _require_received(what: str, wanted: Sequence[int], part: SinglePart) -> None:
-    received = part.received_splits()
-    if received != list(wanted):
-        raise InvalidRequest(what, f"{received} elements came from the ranks, and the outputs have room for {wanted}")
-
-
-def _unpack(targets: Sequence[Tensor], part: SinglePart) -> None:
-    unpack(part.result(), targets)
+    return reduction_of(_asked(opts), tensor.dtype, what)

@@ -1,6 +1,6 @@
 """Names for operations that torch matches by order alone."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -8,9 +8,9 @@ from farandole.errors import FarandoleError
 
 __all__ = ["NamedOperation", "Names", "Part", "SinglePart"]
 
-PERIOD = 8  # the most operations of one place that may be under way
+PERIOD = 8  # the most operations of one call site that may be under way
 LONGEST_RUN = 8
-MOST_PLACES = 1024
+MOST_SITES = 1024
 
 
 class Part(Protocol):
@@ -26,7 +26,11 @@ class SinglePart(Part, Protocol):
 
     def result(self) -> object: ...
 
+    def results(self) -> Sequence[object]: ...
+
     def received_splits(self) -> list[int]: ...
+
+    def source(self) -> int: ...
 
 
 class NamedOperation:
@@ -56,28 +60,28 @@ class Names:
     name, and get an error."""
 
     def __init__(self) -> None:
-        self._places: dict[Hashable, _Place] = {}
-        self._others = _Place("other")  # for a program that never repeats itself
+        self._sites: dict[Hashable, _CallSite] = {}
+        self._others = _CallSite("other")  # for a program that never repeats itself
         self._before: tuple[Hashable, int] = (None, 0)
 
     def next(self, signature: Hashable) -> NamedOperation:
         """Return the name of the next operation; `signature` must be equal on all ranks."""
-        place = self._places.get(self._before)
-        if place is None:
-            place = self._others
-            if len(self._places) < MOST_PLACES:
-                place = self._places[self._before] = _Place(str(len(self._places)))
+        site = self._sites.get(self._before)
+        if site is None:
+            site = self._others
+            if len(self._sites) < MOST_SITES:
+                site = self._sites[self._before] = _CallSite(str(len(self._sites)))
         last, run = self._before
         self._before = (signature, min(run + 1, LONGEST_RUN) if signature == last else 1)
-        return place.next()
+        return site.next()
 
     def start_over(self) -> None:
         """Forget the last operation, on which the ranks did not agree."""
         self._before = (None, 0)
 
 
-class _Place:
-    """The place of an operation in a program, with the names that it uses in turn."""
+class _CallSite:
+    """An operation of a program, with the names that it uses in turn."""
 
     __slots__ = ("_operations", "_turn")
 

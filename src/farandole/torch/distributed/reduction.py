@@ -31,6 +31,4 @@ def reduction_of(asked: ReduceOp, dtype: torch.dtype, what: str) -> Reduction:
         return Reduction(Sum, float(asked.__getstate__()[1]))  # type: ignore[index]
     if dtype == torch.bool and op in _OF_BOOLS:
         return _OF_BOOLS[op]
-    raise InvalidRequest(
-        what, f"{op.name} of {dtype} is not supported; use SUM, AVG, MIN, MAX, PRODUCT or PREMUL_SUM, or a gloo group"
-    )
+    raise InvalidRequest(what, f"{op.name} of {dtype} is not supported; use SUM, AVG, MIN, MAX, PRODUCT or PREMUL_SUM")

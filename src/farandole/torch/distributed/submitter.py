@@ -2,20 +2,33 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 import torch
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import profiler
 
 from farandole.core.operations.request import Request
 from farandole.errors import CollectiveError, MismatchError
 from farandole.torch.distributed.names import Names, SinglePart
-from farandole.torch.distributed.work import Follower, Results, Underway, Work
+from farandole.torch.distributed.tensors import flat
+from farandole.torch.distributed.work import Follower, Results, Transfer, Underway, Work
 
 __all__ = ["Submitter"]
 
 Tensor = torch.Tensor
 Operand: TypeAlias = Tensor | list[Tensor] | None
 Finish: TypeAlias = Callable[[SinglePart], None]
+
+
+class Engine(Protocol):
+    """The calls of the native engine."""
+
+    def start(self, request: Request, name: str, input: Operand, output: Operand) -> SinglePart: ...
+
+    def run(self, request: Request, name: str, input: Operand, output: Operand) -> SinglePart | None: ...
+
+    def start_transfer(self, sends: bool, name: str, tensor: Tensor, peer: int, tag: int) -> SinglePart: ...
 
 
 class Submitter:
@@ -25,8 +38,8 @@ class Submitter:
     request has torch's name, for errors; `signature` is equal on all ranks; `results` are the tensors that hold the
     result afterwards; `finish` is called when the engine has completed it."""
 
-    def __init__(self, engine: Any, follower: Follower) -> None:
-        self._engine, self._follower = engine, follower
+    def __init__(self, engine: Engine, follower: Follower, backend: str) -> None:
+        self._engine, self._follower, self._backend = engine, follower, backend
         self._names = Names()
 
     def reduce(self, request: Request, tensor: Tensor, now: bool) -> Work:
@@ -48,14 +61,21 @@ class Submitter:
         results: Results,
         now: bool,
         finish: Finish | None = None,
+        given: Sequence[Tensor] | None = None,
+        recorded: bool = False,
     ) -> Work:
-        """Perform `request` on `tensors`, which are its input and its output, if any."""
+        """Perform `request` on `tensors`, which are its input and its output, if any.
+
+        torch's profiler shows the inputs `given`, by default the results."""
         what = request.name
+        if profiler._is_profiler_enabled and not recorded:
+            start_it = partial(self.submit, request, signature, tensors, results, False, finish, recorded=True)
+            return self._record(what, results if given is None else given, start_it, now)
         explained = partial(self._explained, what, tensors[0][0] if isinstance(tensors[0], list) else tensors[0])
         operation = self._names.next((what, signature))
         start = self._engine.run if now else self._engine.start
         try:
-            part = start(request, operation.free_name(), *tensors)
+            part = cast(SinglePart, start(request, operation.free_name(), *tensors))
             if now:
                 if finish is not None:
                     finish(part)
@@ -66,11 +86,47 @@ class Submitter:
         finishing = None if finish is None else partial(finish, part)
         return Work(results, Underway([part], results, explained, finishing), self._follower)
 
+    def transfer(self, what: str, tensor: Tensor, peer: int, tag: int, recorded: bool = False) -> Work:
+        """Start to send `tensor`, if `what` is "send", or else to receive it, from any rank if `peer` is -1."""
+        if profiler._is_profiler_enabled and not recorded:
+            title = "recvAnySource" if peer < 0 else what  # as gloo calls it
+            return self._record(title, [tensor], partial(self.transfer, what, tensor, peer, tag, True), False)
+        row = flat(tensor.cpu() if tensor.is_cuda else tensor, what, write=what != "send")
+        part = self._engine.start_transfer(what == "send", what, row, peer, tag)
+        explained = partial(self._explained, f"{what} with tag {tag}", tensor)
+
+        def copy_back() -> None:
+            tensor.detach().copy_(row.view(tensor.dtype).view(tensor.shape))
+
+        finish = copy_back if tensor.is_cuda and what != "send" else None
+        return Transfer(part, Underway([part], [tensor], explained, finish), self._follower)
+
     def together(self, works: Sequence[Work]) -> Work:
         """Join several into one."""
         results = [tensor for work in works for tensor in work.results]
         pending = [underway for work in works if (underway := work.take()) is not None]
         return Work(results, Underway(pending, results, lambda error: error) if pending else None, self._follower)
+
+    def _record(self, what: str | None, tensors: Sequence[Tensor], start: Callable[[], Work], now: bool) -> Work:
+        """Start an operation while torch's profiler runs, which shows it until another thread finds it complete."""
+        event = _RecordFunctionFast(f"{self._backend}:{what}", list(tensors))
+        event.__enter__()
+
+        def end(_: object) -> None:
+            event.__exit__(None, None, None)
+
+        try:
+            work = start()
+        except BaseException:
+            end(None)
+            raise
+        if work.underway is None:
+            end(None)
+        else:
+            self._follower.follow(work.underway, end)
+        if now:
+            work.wait()
+        return work
 
     def _explained(self, what: str | None, tensor: Tensor | None, error: CollectiveError) -> CollectiveError:
         """Put torch's name of the operation into its error."""

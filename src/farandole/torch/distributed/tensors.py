@@ -86,8 +86,8 @@ def require_apart(source: Tensor, target: Tensor, place: int | None, what: str) 
         raise InvalidRequest(what, "the output overlaps the input; give tensors of their own")
 
 
-def unpack(result: object, rows: Sequence[Tensor]) -> None:
+def unpack(rows: Sequence[Tensor], result: object) -> None:
     """Copy the engine's flat result into `rows` one after the other."""
     whole = ADAPTER.adopt(result, rows[0])
-    for row, part in zip(rows, whole.split([row.numel() for row in rows]), strict=True):
-        row.copy_(part)
+    for row, values in zip(rows, whole.split([row.numel() for row in rows]), strict=True):
+        row.copy_(values)

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from farandole.errors import CollectiveError
-from farandole.torch.distributed.names import Part
+from farandole.torch.distributed.names import Part, SinglePart
 from farandole.torch.distributed.streams import Mark, SideStreams, gpus_of, new_future
 
-__all__ = ["Explain", "Follower", "Results", "Underway", "Work"]
+__all__ = ["Explain", "Follower", "Results", "Transfer", "Underway", "Work"]
 
 Results: TypeAlias = list[torch.Tensor]
 Explain: TypeAlias = Callable[[CollectiveError], CollectiveError]
@@ -54,6 +54,11 @@ class Underway:
         self._gpus = gpus_of(results)
         self._mark: Mark | None = None
         self._lock = threading.Lock()
+
+    @property
+    def results(self) -> Results:
+        """The tensors of the result, which may not hold it yet."""
+        return self._results
 
     @property
     def gpus(self) -> list[torch.device]:
@@ -180,6 +185,18 @@ class Work(dist.Work):
         return Work(results, Underway([underway], results, lambda error: error, finish), self._follower)
 
 
+class Transfer(Work):
+    """A message under way to or from another rank."""
+
+    def __init__(self, part: SinglePart, underway: Underway, follower: "Follower") -> None:
+        super().__init__(underway.results, underway, follower)
+        self._part = part
+
+    def _source_rank(self) -> int:
+        """Return the rank that has sent the received message; torch asks after a receive from any rank."""
+        return self._part.source()
+
+
 class Follower:
     """Thread that waits, one after the other, for the collectives with futures; it starts with the first one.
 
@@ -197,13 +214,13 @@ class Follower:
         outcome: Future[Results | Exception] = new_future(underway.gpus)
         # An exception set on a future reaches Python only; a failing callback reaches C++ too.
         future: Future[Results] = outcome.then(_result_of)
-        self._follow(underway, outcome.set_result)
+        self.follow(underway, outcome.set_result)
         return future
 
     def wait(self, underway: Underway, timeout: timedelta) -> bool:
         """Wait up to `timeout` for `underway`; returns whether it has completed or failed."""
         done = threading.Event()
-        self._follow(underway, lambda _: done.set())
+        self.follow(underway, lambda _: done.set())
         return done.wait(timeout.total_seconds())
 
     def close(self) -> None:
@@ -216,7 +233,8 @@ class Follower:
             if thread is not threading.current_thread():  # a callback may end the process group
                 thread.join()
 
-    def _follow(self, underway: Underway, listener: Listener) -> None:
+    def follow(self, underway: Underway, listener: Listener) -> None:
+        """Call `listener` with the results, or the error, once `underway` has completed."""
         self._queue.put((underway, listener))
         with self._lock:
             if self._thread is None:

@@ -1,0 +1,44 @@
+"""Names of a process group, as torch's Python and C++ ask for them."""
+
+import torch.distributed as dist
+
+__all__ = ["NamedGroup"]
+
+
+class NamedGroup(dist.ProcessGroup):
+    """A group with torch's name for it, and a label for errors; C++ uses names of methods in its own style."""
+
+    backend = "farandole"  # its name for `init_process_group`
+
+    def __init__(self, rank: int, size: int, name: str, label: str) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # an overload of torch's stub
+        self._name, self._label = name, label
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]  # torch's NewType of str
+        """The name by which torch's functional collectives find the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """The group's name in errors; empty for the group of all ranks."""
+        return self._label
+
+    def getGroupName(self) -> str:
+        """Return `group_name`."""
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        """Return `group_desc`."""
+        return self._label
+
+    def setGroupName(self, name: str) -> None:
+        """Set torch's name of the group."""
+        self._name = name
+
+    def setGroupDesc(self, description: str) -> None:
+        """Keep the label, which is more precise."""
+
+    def getBackendName(self) -> str:
+        """Return the name for `init_process_group`."""
+        return self.backend
