@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 class GlooGroup(FarandoleGroup):
     """A group that torch makes like one of `ProcessGroupGloo`, of the ranks `members`; empty: of all ranks."""
 
-    backend = "gloo"
+    title = "gloo"
     members: Sequence[int] = ()
     label = ""
 

@@ -77,7 +77,7 @@ class FarandoleGroup(NamedGroup):
         self._barriers = 0  # monitored ones so far
         context = Context(rendezvous, config, members=members, process_set=label, transfers=True)
         follower = Follower("farandole-futures")
-        self._submitter = Submitter(context.engine, follower, self.backend)
+        self._submitter = Submitter(context.engine, follower, self.title)
         # At the interpreter's exit at the latest: many programs never destroy their process group.
         self._end = weakref.finalize(self, _end, context, follower, os.getpid())
 

@@ -8,7 +8,7 @@ __all__ = ["NamedGroup"]
 class NamedGroup(dist.ProcessGroup):
     """A group with torch's name for it, and a label for errors; C++ uses names of methods in its own style."""
 
-    backend = "farandole"  # its name for `init_process_group`
+    title = "farandole"  # of its operations in torch's profiler
 
     def __init__(self, rank: int, size: int, name: str, label: str) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # an overload of torch's stub
@@ -41,4 +41,4 @@ class NamedGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:
         """Return the name for `init_process_group`."""
-        return self.backend
+        return "farandole"

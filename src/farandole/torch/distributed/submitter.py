@@ -38,8 +38,8 @@ class Submitter:
     request has torch's name, for errors; `signature` is equal on all ranks; `results` are the tensors that hold the
     result afterwards; `finish` is called when the engine has completed it."""
 
-    def __init__(self, engine: Engine, follower: Follower, backend: str) -> None:
-        self._engine, self._follower, self._backend = engine, follower, backend
+    def __init__(self, engine: Engine, follower: Follower, title: str) -> None:
+        self._engine, self._follower, self._title = engine, follower, title
         self._names = Names()
 
     def reduce(self, request: Request, tensor: Tensor, now: bool) -> Work:
@@ -69,8 +69,8 @@ class Submitter:
         torch's profiler shows the inputs `given`, by default the results."""
         what = request.name
         if profiler._is_profiler_enabled and not recorded:
-            start_it = partial(self.submit, request, signature, tensors, results, False, finish, recorded=True)
-            return self._record(what, results if given is None else given, start_it, now)
+            start_it = partial(self.submit, request, signature, tensors, results, now, finish, recorded=True)
+            return self._record(what, results if given is None else given, start_it)
         explained = partial(self._explained, what, tensors[0][0] if isinstance(tensors[0], list) else tensors[0])
         operation = self._names.next((what, signature))
         start = self._engine.run if now else self._engine.start
@@ -90,7 +90,7 @@ class Submitter:
         """Start to send `tensor`, if `what` is "send", or else to receive it, from any rank if `peer` is -1."""
         if profiler._is_profiler_enabled and not recorded:
             title = "recvAnySource" if peer < 0 else what  # as gloo calls it
-            return self._record(title, [tensor], partial(self.transfer, what, tensor, peer, tag, True), False)
+            return self._record(title, [tensor], partial(self.transfer, what, tensor, peer, tag, True))
         row = flat(tensor.cpu() if tensor.is_cuda else tensor, what, write=what != "send")
         part = self._engine.start_transfer(what == "send", what, row, peer, tag)
         explained = partial(self._explained, f"{what} with tag {tag}", tensor)
@@ -107,26 +107,10 @@ class Submitter:
         pending = [underway for work in works if (underway := work.take()) is not None]
         return Work(results, Underway(pending, results, lambda error: error) if pending else None, self._follower)
 
-    def _record(self, what: str | None, tensors: Sequence[Tensor], start: Callable[[], Work], now: bool) -> Work:
-        """Start an operation while torch's profiler runs, which shows it until another thread finds it complete."""
-        event = _RecordFunctionFast(f"{self._backend}:{what}", list(tensors))
-        event.__enter__()
-
-        def end(_: object) -> None:
-            event.__exit__(None, None, None)
-
-        try:
-            work = start()
-        except BaseException:
-            end(None)
-            raise
-        if work.underway is None:
-            end(None)
-        else:
-            self._follower.follow(work.underway, end)
-        if now:
-            work.wait()
-        return work
+    def _record(self, what: str | None, tensors: Sequence[Tensor], start: Callable[[], Work]) -> Work:
+        """Start an operation, or run it to its end, as an event of torch's profiler, which runs."""
+        with _RecordFunctionFast(f"{self._title}:{what}", list(tensors)):
+            return start()
 
     def _explained(self, what: str | None, tensor: Tensor | None, error: CollectiveError) -> CollectiveError:
         """Put torch's name of the operation into its error."""

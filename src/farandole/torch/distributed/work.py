@@ -214,13 +214,13 @@ class Follower:
         outcome: Future[Results | Exception] = new_future(underway.gpus)
         # An exception set on a future reaches Python only; a failing callback reaches C++ too.
         future: Future[Results] = outcome.then(_result_of)
-        self.follow(underway, outcome.set_result)
+        self._follow(underway, outcome.set_result)
         return future
 
     def wait(self, underway: Underway, timeout: timedelta) -> bool:
         """Wait up to `timeout` for `underway`; returns whether it has completed or failed."""
         done = threading.Event()
-        self.follow(underway, lambda _: done.set())
+        self._follow(underway, lambda _: done.set())
         return done.wait(timeout.total_seconds())
 
     def close(self) -> None:
@@ -233,8 +233,7 @@ class Follower:
             if thread is not threading.current_thread():  # a callback may end the process group
                 thread.join()
 
-    def follow(self, underway: Underway, listener: Listener) -> None:
-        """Call `listener` with the results, or the error, once `underway` has completed."""
+    def _follow(self, underway: Underway, listener: Listener) -> None:
         self._queue.put((underway, listener))
         with self._lock:
             if self._thread is None:
