@@ -21,11 +21,22 @@ ReduceKernel& ReduceTable::at(DType dtype, Combine combine, Scaling scaling) {
 namespace {
 
 #if defined(__x86_64__)
-/// Returns whether the processor converts between float16 and float32. Clang's `__builtin_cpu_supports` knows "f16c"
-/// only from version 17 on. The AVX2 check covers whether the system saves the registers.
-bool converts_float16() {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+struct Supported {
+  bool avx2, avx512;
+};
+
+/// Returns what the processor has and the system saves for it. Not by `__builtin_cpu_supports`: Zig's compiler, which
+/// makes the released wheels, answers no to everything, and Clang knows "f16c" only from version 17 on.
+Supported supported() {
+  unsigned eax = 0, ebx = 0, features = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &features, &edx) == 0 || (features & bit_OSXSAVE) == 0) return {};
+  unsigned saved = 0, ecx = 0;
+  asm volatile("xgetbv" : "=a"(saved), "=d"(edx) : "c"(0));
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return {};
+  constexpr unsigned kYmm = 0x6, kZmm = 0xE6;  // parts of the registers' state, in XCR0
+  constexpr unsigned kAvx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+  const bool avx2 = (saved & kYmm) == kYmm && (features & bit_F16C) != 0 && (ebx & bit_AVX2) != 0;
+  return {avx2, avx2 && (saved & kZmm) == kZmm && (ebx & kAvx512) == kAvx512};
 }
 #endif
 
@@ -33,18 +44,17 @@ std::vector<ReduceTable> supported_tables() {
   std::vector<ReduceTable> tables(1);
   tables[0].level = "scalar";
   fill_scalar(tables[0]);
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && converts_float16()) {
+  [[maybe_unused]] const auto add = [&tables](const char* level, void (*fill)(ReduceTable&)) {
     tables.push_back(tables.back());
-    tables.back().level = "avx2";
-    fill_avx2(tables.back());
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl")) {
-      tables.push_back(tables.back());
-      tables.back().level = "avx512";
-      fill_avx512(tables.back());
-    }
-  }
+    tables.back().level = level;
+    fill(tables.back());
+  };
+#if defined(__x86_64__)
+  const Supported found = supported();
+  if (found.avx2) add("avx2", fill_avx2);
+  if (found.avx512) add("avx512", fill_avx512);
+#elif defined(__aarch64__)
+  add("neon", fill_neon);
 #endif
   return tables;
 }

@@ -52,7 +52,7 @@ void copy_bytes(std::byte* to, const std::byte* from, size_t bytes);
 // Copies with non-temporal stores: lines are not fetched before the write, nor taken from cores that have read them.
 void stream_bytes(std::byte* to, const std::byte* from, size_t bytes);
 
-// The SIMD level in use: "scalar", "avx2" or "avx512". Defaults to the widest that the processor supports.
+// The SIMD level in use: "scalar", "avx2", "avx512" or "neon". Defaults to the widest that the processor supports.
 [[nodiscard]] const char* simd_level();
 // The levels that the processor supports, narrowest first.
 [[nodiscard]] std::vector<const char*> simd_levels();

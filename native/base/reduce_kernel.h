@@ -46,5 +46,6 @@ struct ReduceTable {
 void fill_scalar(ReduceTable& table);
 void fill_avx2(ReduceTable& table);    // x86-64 only; the processor must have AVX2 and F16C
 void fill_avx512(ReduceTable& table);  // x86-64 only; the processor must have AVX-512 F, BW, DQ, VL
+void fill_neon(ReduceTable& table);    // aarch64 only, where every processor has NEON
 
 }  // namespace farandole

@@ -241,6 +241,36 @@ struct OwnType {
   static void store(T* to, Lanes lanes) { __builtin_memcpy(to, &lanes, sizeof lanes); }
 };
 
+// Codec for bfloat16 in registers. A 32-bit lane holds a pair of elements. The odd element is the upper half: clearing
+// the lower half makes it an fp32. The even element is shifted up. Nothing crosses lanes. Not x86's vcvtneps2bf16: it
+// flushes subnormals to zero, so the result would depend on the processor.
+template <int kBytes>
+struct Bf16Pairs {
+  using Stored = uint16_t;
+  using Math = float;
+  using Half = RegisterOf<float, kBytes>;
+  using Bits = RegisterOf<uint32_t, kBytes>;
+  using Lanes = Twin<Half>;
+  static constexpr size_t kWidth = kBytes / sizeof(Stored);
+  static Lanes load(const uint16_t* from) {
+    Bits pairs;
+    __builtin_memcpy(&pairs, from, sizeof pairs);
+    return {reinterpret_cast<Half>(pairs << 16), reinterpret_cast<Half>(pairs & 0xFFFF0000U)};
+  }
+  static void store(uint16_t* to, Lanes lanes) {
+    const Bits pairs = (rounded(lanes.even) >> 16) | (rounded(lanes.odd) & 0xFFFF0000U);
+    __builtin_memcpy(to, &pairs, sizeof pairs);
+  }
+
+ private:
+  // Rounds to nearest even in the upper half. A NaN has zeros in its lower half here, because it comes from bf16 values
+  // and the factors that reduce() admits. So the addition cannot turn it into an infinity or a zero.
+  static Bits rounded(Half value) {
+    const Bits bits = reinterpret_cast<Bits>(value);
+    return bits + (((bits >> 16) & 1U) + 0x7FFFU);
+  }
+};
+
 // Copies in registers of kBytes. Stores to `Sink` are aligned, because a store across cache lines costs twice.
 template <int kBytes, class Sink>
 void copy_lanes(std::byte* to, const std::byte* from, size_t bytes) {
@@ -311,6 +341,20 @@ void fill_bool(ReduceTable& table) {
   table.at(DType::Bool, Combine::Max, Scaling::Plain) = &Loop<Codec, Or, Scaling::Plain>::run;
   table.at(DType::Bool, Combine::Product, Scaling::Plain) = &Loop<Codec, And, Scaling::Plain>::run;
   table.at(DType::Bool, Combine::Min, Scaling::Plain) = &Loop<Codec, And, Scaling::Plain>::run;
+}
+
+// All kernels of one register width but those of float16.
+template <int kBytes>
+void fill_width(ReduceTable& table) {
+  table.copy = &copy_lanes<kBytes, OwnType<uint8_t, kBytes>>;
+  fill_float<Bf16Pairs<kBytes>>(table, DType::BFloat16);
+  fill_float<OwnType<float, kBytes>>(table, DType::Float32);
+  fill_float<OwnType<double, kBytes>>(table, DType::Float64);
+  fill_integers<OwnType<int8_t, kBytes>, OwnType<uint8_t, kBytes>>(table, DType::Int8, DType::UInt8);
+  fill_integers<OwnType<int16_t, kBytes>, OwnType<uint16_t, kBytes>>(table, DType::Int16, DType::UInt16);
+  fill_integers<OwnType<int32_t, kBytes>, OwnType<uint32_t, kBytes>>(table, DType::Int32, DType::UInt32);
+  fill_integers<OwnType<int64_t, kBytes>, OwnType<uint64_t, kBytes>>(table, DType::Int64, DType::UInt64);
+  fill_bool<Truth<kBytes>>(table);
 }
 
 }  // namespace
