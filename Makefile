@@ -1,7 +1,8 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
 .DEFAULT_GOAL := help
 .PHONY: help setup packages demo test test-programs test-without test-oldest test-tensorflow test-mxnet test-pythons test-compilers \
-  test-wheel test-native test-gpu lint fmt docs bench check tsan asan clean
+  test-wheel test-native test-gpu lint fmt docs bench check tsan asan wheel release \
+  release-notes test-matrix test-arm clean
 
 BIN := .venv/bin
 CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h')
@@ -14,6 +15,8 @@ WITHOUT ?= pyspark tensorflow keras jax jaxlib
 ONLY ?=
 PYTHONS ?=
 COMPILERS ?=
+ROWS ?=
+TAG ?=
 VERSIONS ?= 2.17.1 2.19.1
 MXNETS ?= 1.9.1 2.0.0b1
 
@@ -55,7 +58,7 @@ test-pythons: setup  ## build with each Python from 3.11 on, or PYTHONS=..., and
 test-compilers: setup  ## build with the oldest compilers that are promised, or COMPILERS=..., and run the native tests
 	@tools/compilers.sh $(COMPILERS)
 
-test-wheel: setup  ## build the wheel, install it alone into an environment, and run the conformance tests there
+test-wheel: wheel  ## install the wheel alone into an environment, and run the conformance tests there
 	@tools/wheel.sh $(ARGS)
 
 test-gpu: setup  ## run the tests of CUDA tensors; needs a GPU and make setup TORCH=cuda
@@ -85,8 +88,23 @@ check: lint test test-programs  ## all that has to pass before a merge
 tsan: setup  ## run the native tests under the thread sanitizer
 	@tools/native.sh thread
 
+test-arm: setup  ## run the native tests for aarch64, with the compiler of the release, by qemu-user
+	@tools/native.sh aarch64
+
 asan: setup  ## run the native tests under the address sanitizer
 	@tools/native.sh address
+
+wheel: setup  ## build the wheels for this machine's architecture into dist/; needs CPython 3.11 and one from 3.12 on
+	@$(BIN)/python tools/release.py --here
+
+release: setup  ## build wheels for x86_64 and aarch64 and the sdist into dist/, and check them; TWICE=1 compares a second build
+	@$(BIN)/python tools/release.py $(if $(TWICE),--twice)
+
+release-notes:  ## print the notes of the version TAG=v1.2.3, or say why it cannot be released
+	@python3 tools/changelog.py "$(TAG)"
+
+test-matrix: setup  ## try the wheel of dist/ beside many Pythons and frameworks, or ROWS='torch-2.13'; writes the table of the documents
+	@$(BIN)/python tools/matrix.py $(ROWS)
 
 clean:  ## remove what was built; .venv stays
 	@rm -rf build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

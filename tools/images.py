@@ -4,9 +4,9 @@
 
 builds the image and runs COMMAND, or a shell, in it. Each instruction of the Dockerfile runs with chroot in a mounted
 overlay, as the image's user. A minimal Debian with a copy of this interpreter stands in for the base image
-python:X.Y-slim-bookworm. The build context is the committed tree with the current changes to tracked files. Layers are
-kept below build/images; an instruction runs again only if it, an earlier one or its files have changed. pip and apt
-use the settings and the mirror of this machine."""
+python:X.Y-slim-bookworm. The build context is the committed tree with the current changes to tracked files, and dist/.
+Layers are kept below build/images; an instruction runs again only if it, an earlier one or its files have changed. pip
+and apt use the settings and the mirror of this machine."""
 
 import argparse
 import functools
@@ -106,6 +106,8 @@ def problem() -> str:
         return f"images need root and {', '.join(missing) or 'unshare'} (packages debootstrap, util-linux, git)"
     if sys.base_prefix == "/usr":
         return "images need a Python with a folder of its own, not /usr: they get a copy of it"
+    if not [*(ROOT / "dist").glob("*.whl")]:
+        return "images need the wheels that make wheel puts into dist/"
     return ""
 
 
@@ -120,8 +122,8 @@ def build(target: str = "", arguments: Mapping[str, str] | None = None) -> Image
     given = {**ARGUMENTS, **({"INDEX": indexes[0]} if indexes else {}), **({} if arguments is None else arguments)}
     stages = read(DOCKERFILE, given)
     for stage in stages:
-        # "build" is the stage whose files the others use.
-        if stage.name in (target, "build"):
+        # "wheels" is the stage whose files the others use.
+        if stage.name in (target, "wheels"):
             built[stage.name] = _build_stage(stage, context, built)
     return built[target]
 
@@ -274,6 +276,7 @@ def _context() -> Path:
     context.mkdir(parents=True)
     unpack = ["tar", "--extract", "--no-same-owner", "--directory", str(context)]
     subprocess.run(unpack, check=True, input=git("archive", tree))
+    shutil.copytree(ROOT / "dist", context / "dist")
     return context
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Build and run the native tests: native.sh plain|thread|address. `thread` and `address` build core and tests with that
-# sanitizer, in a build folder of their own; `plain` links the tests to the core that `make setup` has built.
+# Build and run the native tests: native.sh plain|thread|address|aarch64. `thread` and `address` build core and tests with
+# that sanitizer, in a build folder of their own; `plain` links the tests to the core that `make setup` has built;
+# `aarch64` builds with the compiler of the release and runs the tests by qemu-user.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH="$PWD/.venv/bin:$PATH" # `make setup` may have installed cmake and ninja there
@@ -16,8 +17,21 @@ case $kind in
     choices=(-DFARANDOLE_CORE="$PWD/${core#* }" -DCMAKE_CXX_FLAGS_RELEASE=-O1)
     ;;
   thread | address) choices=(-DFARANDOLE_SANITIZE="$kind" -DCMAKE_CXX_FLAGS_RELEASE=-O1) ;; # -O3 takes twice as long to build
+  aarch64)
+    .venv/bin/python tools/release.py --compilers
+    for needed in qemu-aarch64 /usr/aarch64-linux-gnu/lib/libc.so.6; do
+      command -v "$needed" >/dev/null || [[ -e $needed ]] || {
+        echo "native.sh: there is no $needed: install qemu-user and libc6-arm64-cross (make packages)" >&2
+        exit 1
+      }
+    done
+    choices=(-G Ninja -DCMAKE_CXX_COMPILER="$PWD/build/release/zig-aarch64/c++" -DCMAKE_CXX_FLAGS_RELEASE=-O1
+      -DCMAKE_AR="$PWD/build/release/zig-aarch64/ar" -DCMAKE_RANLIB="$PWD/build/release/zig-aarch64/ranlib"
+      -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DFARANDOLE_WERROR=OFF
+      "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu")
+    ;;
   *)
-    echo "usage: native.sh plain|thread|address" >&2
+    echo "usage: native.sh plain|thread|address|aarch64" >&2
     exit 2
     ;;
 esac

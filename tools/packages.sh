@@ -30,6 +30,9 @@ missing() {
   # The oldest compilers that README promises; a distribution may have dropped them.
   command -v g++-11 >/dev/null || echo g++-11
   command -v clang++-16 >/dev/null || echo clang-16
+  # Native tests for aarch64.
+  command -v qemu-aarch64 >/dev/null || echo qemu-user
+  [[ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ]] || echo libc6-arm64-cross
 }
 
 if [[ ${1:-} != --install ]]; then

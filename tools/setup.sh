@@ -84,9 +84,11 @@ int main() { std::stop_source stop; return stop.stop_requested() ? 1 : 0; }'
 
 # Print the build tools that the system lacks or has in too old a version; PyPI has them.
 missing_build_tools() {
-  local major=0 minor=0
+  local major=0 minor=0 oldest=26
   read -r major minor < <(cmake --version 2>/dev/null | sed -n 's/^cmake version \([0-9]*\)\.\([0-9]*\).*/\1 \2/p') || true
-  ((major > 3 || (major == 3 && minor >= 22))) || echo cmake
+  # CMake finds the stable ABI of Python 3.12 and newer from 3.26 on.
+  "$BIN/python" -c 'import sys; sys.exit(sys.version_info >= (3, 12))' && oldest=22
+  ((major > 3 || (major == 3 && minor >= oldest))) || echo cmake
   command -v ninja >/dev/null || echo ninja
 }
 

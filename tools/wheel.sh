@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Build the wheel, install it into a new environment, try the commands, and run the conformance tests there:
-# wheel.sh [PYTEST ARGUMENT...]. The environment has NumPy, and PyTorch if .venv has it.
-# Wheel and environment are in build/wheel; each run makes both again.
+# Install the wheel of dist/ into a new environment, try the commands, and run the conformance tests there:
+# wheel.sh [PYTEST ARGUMENT...]. The environment, build/wheel, has NumPy, and PyTorch if .venv has it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,18 +9,15 @@ readonly BIN=$FOLDER/venv/bin
 readonly CPU_INDEX=https://download.pytorch.org/whl/cpu
 
 rm -rf "$FOLDER"
-# `make setup` may have installed cmake and ninja in .venv.
-PATH="$ROOT/.venv/bin:$PATH" .venv/bin/pip wheel -q --no-deps --no-build-isolation --wheel-dir "$FOLDER" .
-wheels=("$FOLDER"/farandole-*.whl)
-echo "wheel: ${wheels[0]}, $(du -k "${wheels[0]}" | cut -f1) KiB"
 .venv/bin/python -m venv "$FOLDER/venv"
+"$BIN/pip" install -q --no-deps --no-index --find-links dist farandole # the wheel for this Python and machine
 # Install the build of PyTorch that .venv has, if any, from PyTorch's own index if need be.
 torch=$(.venv/bin/pip freeze 2>/dev/null | sed -n 's/^torch==/torch===/p')
 index=()
 if [[ $torch == *+cpu ]] && ! "$BIN/pip" install --dry-run --no-deps -q "$torch" 2>/dev/null; then
   index=(--extra-index-url "$CPU_INDEX")
 fi
-"$BIN/pip" install -q -c constraints.txt "${index[@]}" ${torch:+"$torch"} "farandole[test] @ file://${wheels[0]}"
+"$BIN/pip" install -q -c constraints.txt "${index[@]}" ${torch:+"$torch"} "farandole[test]"
 
 # Another folder and no .venv on PATH: Python must find the installed wheel, not the source tree.
 cd "$FOLDER"

@@ -40,7 +40,7 @@ def test_stages_and_instructions(tmp_path: Path) -> None:
 def test_our_images_run_as_a_user_and_find_flytes_entry_point() -> None:
     stages = read(OURS, {"PYTHON": "3.11"})
     assert [(stage.name, stage.base) for stage in stages] == [
-        (name, "python:3.11-slim-bookworm") for name in ("build", "spark", "")
+        (name, "python:3.11-slim-bookworm") for name in ("wheels", "spark", "")
     ]
     for stage in stages[1:]:
         found = {each.name: each.rest for each in stage.instructions}
