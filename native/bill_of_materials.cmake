@@ -12,7 +12,7 @@ macro(component name version purl license)
      \"licenses\": [{\"expression\": \"${license}\"}]}")
 endmacro()
 component(nanobind "${nanobind_VERSION}" "pkg:pypi/nanobind@${nanobind_VERSION}" "BSD-3-Clause")
-component(robin-map "" "pkg:github/Tessil/robin-map" "MIT")
+component(robin-map "of nanobind ${nanobind_VERSION}" "pkg:github/Tessil/robin-map" "MIT")
 if(FARANDOLE_ZIG)
   foreach(part libcxx libcxxabi libunwind compiler_rt)
     component(${part} "${CMAKE_CXX_COMPILER_VERSION}" "pkg:pypi/ziglang@${FARANDOLE_ZIG}#${part}"

@@ -2,7 +2,7 @@
 
 Builds into dist/ the sdist, and from it the wheels for CPython 3.11 (cp311) and for 3.12 and newer (cp312-abi3), each
 for x86_64 and aarch64, and checks them. Zig's C++ compiler, a package of PyPI, links them to glibc 2.28 and to its own
-C++ library (docs/adr/0057-wheels-by-zig.md). Compiler, checkers and build environments lie below build/release; only
+C++ library (docs/adr/0058-wheels-by-zig.md). Compiler, checkers and build environments lie below build/release; only
 the first run downloads anything. The bytes depend on the commit, not on the folder or the time."""
 
 import argparse
