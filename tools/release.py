@@ -92,7 +92,7 @@ def date_of_commit() -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def compiler(architecture: str) -> dict[str, str]:
+def compiler(architecture: str, work: Path = WORK) -> dict[str, str]:
     """Write commands that run Zig's compiler for `architecture`; return the CMake variables that name them."""
     zig = next((WORK / "tools" / "lib").glob("python3*/site-packages/ziglang")) / "zig"
     commands = {
@@ -113,7 +113,7 @@ def compiler(architecture: str) -> dict[str, str]:
         "CMAKE_SYSTEM_PROCESSOR": architecture,
         # Assertions name their file; the folder of the checkout is nobody's business. nanobind's headers use `stderr`,
         # which Zig's C++ library declares only in <cstdio>.
-        "CMAKE_CXX_FLAGS": f"-g0 -ffile-prefix-map={WORK}=. -include cstdio",
+        "CMAKE_CXX_FLAGS": f"-g0 -ffile-prefix-map={WORK}=. -ffile-prefix-map={work}=. -include cstdio",
         "CMAKE_MODULE_LINKER_FLAGS": "-s",
         "FARANDOLE_ZIG": version_of("ziglang"),
     }
@@ -128,7 +128,7 @@ def build_wheel(python: Python, architecture: str, work: Path, dist: Path) -> No
     """Build one wheel from the sdist in work/source. The core is compiled once per architecture, for both Pythons."""
     folder = work / architecture
     (folder / "CMakeCache.txt").unlink(missing_ok=True)  # it refers to the previous Python
-    defines = [f"-Ccmake.define.{name}={value}" for name, value in compiler(architecture).items()]
+    defines = [f"-Ccmake.define.{name}={value}" for name, value in compiler(architecture, work).items()]
     variables = {
         "SOURCE_DATE_EPOCH": date_of_commit(),
         "SETUPTOOLS_EXT_SUFFIX": f".cpython-311-{architecture}-linux-gnu.so",
@@ -175,6 +175,8 @@ def build(options: argparse.Namespace, work: Path, dist: Path) -> None:
     found = pythons(options.here)
     build_sdist(found[0], work, dist)
     for architecture in (platform.machine(),) if options.here else ARCHITECTURES:
+        # Files of the sdist are as old as the commit: older than objects of an earlier one, which a build would keep.
+        shutil.rmtree(work / architecture, ignore_errors=True)
         for python in found:
             print(f"release: {python.tag} for {architecture}", flush=True)
             build_wheel(python, architecture, work, dist)
