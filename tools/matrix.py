@@ -52,9 +52,9 @@ ROWS = {
     "tensorflow-oldest": row("3.11", TF_OLDEST, "tensorflow keras tf_keras"),
     "tensorflow-2.18": row("3.12", "tensorflow-cpu~=2.18.0 keras tf_keras~=2.18.0", "tensorflow keras tf_keras"),
     "tensorflow-newest": row("3.13", "tensorflow-cpu keras tf_keras", "tensorflow keras tf_keras"),
-    "torch-oldest": row("3.12", "torch~=2.10.0 lightning~=2.4.0", "torch lightning"),
-    "torch-2.13": row("3.11", "torch~=2.13.0 lightning", "torch lightning"),
-    "torch-2.14": row("3.13", "torch~=2.14.0 lightning", "torch lightning"),
+    "torch-oldest": row("3.12", "torch==2.10.0+cpu lightning~=2.4.0", "torch lightning"),
+    "torch-2.13": row("3.11", "torch==2.13.0+cpu lightning", "torch lightning"),
+    "torch-2.14": row("3.13", "torch==2.14.1+cpu lightning", "torch lightning"),
     "spark-3.5": row("3.11", "pyspark~=3.5.0 pandas~=2.2.0 numpy~=1.26.0 pyarrow~=16.0 fsspec", "spark"),
     "spark-4.0": row("3.12", "pyspark~=4.0.0 pandas~=2.2.0 pyarrow fsspec", "spark"),
     "spark-4.3": row("3.13", "pyspark~=4.3.0 pandas~=2.3.0 pyarrow fsspec", "spark"),
@@ -87,19 +87,20 @@ def install(name: str, wanted: Row, commands: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([TOOLS / "uv", "venv", "-q", "--python", found[version], folder], check=True)
     words = [str(TOOLS / "uv"), "pip", "install", "-q", "--python", str(folder / "bin" / "python")]
-    for each in (str(ROOT / "dist"), *os.environ.get("PIP_FIND_LINKS", "").split()):
-        words += ["--find-links", each]
-    packages = [*wanted.packages]
-    if packages[0].startswith("torch") and os.environ.get("TORCH") != "cuda":
-        # The local part keeps out PyPI's build; the first of these that an index has is taken.
-        packages[0] += "+cpu" if "==" in packages[0] else ""
-        words += ["--index", CPU_INDEX, "--index-strategy", "unsafe-best-match"]
-    made = subprocess.run(
-        [*words, "farandole", *packages], capture_output=True, text=True, env={**os.environ, "PATH": str(commands)}
-    )
-    if made.returncode != 0:
-        raise Missing(f"uv: {' '.join(made.stderr.split())[-200:]}")
-    return folder
+    subprocess.run([*words, "--no-index", "--no-deps", f"--find-links={ROOT / 'dist'}", "farandole"], check=True)
+    words += [f"--find-links={each}" for each in os.environ.get("PIP_FIND_LINKS", "").split()]
+    # "+cpu" names builds that PyTorch's index has; a folder of PIP_FIND_LINKS may have them, too.
+    cuda = os.environ.get("TORCH") == "cuda"
+    words += ["farandole", *(each.replace("+cpu", "" if cuda else "+cpu") for each in wanted.packages)]
+    attempts = [words]
+    if any("+cpu" in each for each in words):
+        attempts.append([*words, "--index", CPU_INDEX, "--index-strategy", "unsafe-best-match"])
+    variables = {**os.environ, "PATH": str(commands)}
+    for attempt in attempts:
+        made = subprocess.run(attempt, capture_output=True, text=True, env=variables)
+        if made.returncode == 0:
+            return folder
+    raise Missing(f"uv: {' '.join(made.stderr.split())[-200:]}")
 
 
 def run(folder: Path, wanted: Row, commands: Path) -> str:
