@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "plugins/tensorflow/callback.h"
 
 namespace farandole::tensorflow {
 
@@ -113,10 +113,9 @@ void* create(TF_OpKernelConstruction* construction) {
 /// One run of a node, from its start until its done callback.
 class Run {
  public:
-  /// Copies `done`, because it points to a function in the caller's frame. Both sides use libstdc++, whose
-  /// std::function has had one layout since GCC 5.
+  /// Copies `done`, because it points to a function in the caller's frame.
   Run(const Collective& node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
-      : node_(node), context_(context), done_(*reinterpret_cast<std::function<void()>*>(done)) {}
+      : node_(node), context_(context), done_(*reinterpret_cast<const Callback*>(done)) {}
 
   void start() {
     if (core == nullptr) return fail(kFailedPrecondition, "the core of farandole is not connected to TensorFlow");
@@ -233,7 +232,7 @@ class Run {
 
   const Collective& node_;
   TF_OpKernelContext* context_;
-  std::function<void()> done_;
+  Callback done_;
   Status status_;
   std::vector<std::vector<int64_t>> shapes_;
   std::vector<TF_DataType> types_;
