@@ -87,7 +87,9 @@ def install(name: str, wanted: Row, commands: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([TOOLS / "uv", "venv", "-q", "--python", found[version], folder], check=True)
     words = [str(TOOLS / "uv"), "pip", "install", "-q", "--python", str(folder / "bin" / "python")]
-    subprocess.run([*words, "--no-index", "--no-deps", f"--find-links={ROOT / 'dist'}", "farandole"], check=True)
+    subprocess.run(
+        [*words, "--refresh", "--no-index", "--no-deps", f"--find-links={ROOT / 'dist'}", "farandole"], check=True
+    )
     words += [f"--find-links={each}" for each in os.environ.get("PIP_FIND_LINKS", "").split()]
     # "+cpu" names builds that PyTorch's index has; a folder of PIP_FIND_LINKS may have them, too.
     cuda = os.environ.get("TORCH") == "cuda"

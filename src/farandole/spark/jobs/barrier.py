@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal, TypeVar
 
+import pyspark
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.resource import ResourceProfile
@@ -277,7 +278,9 @@ def _stage(
     else:
         source = spark.range(0, number, 1, number)
     task = functools.partial(run_task, orders)
-    return source.mapInArrow(task, RESULT_SCHEMA, barrier=True, profile=tasks.profile)
+    # PySpark 3.5 knows no such argument.
+    profile = {} if tasks.profile is None else {"profile": tasks.profile}
+    return source.mapInArrow(task, RESULT_SCHEMA, barrier=True, **profile)
 
 
 def _collect(
@@ -293,7 +296,8 @@ def _collect(
 
     # On a separate thread, which inherits the job group. Within a call of py4j, Ctrl-C would print pages of traces,
     # because PySpark's signal handler makes another call on the connection that waits.
-    thread = InheritableThread(target=collect, session=stage.sparkSession, name="farandole-collect", daemon=True)
+    session = {} if pyspark.__version__.startswith("3.") else {"session": stage.sparkSession}
+    thread = InheritableThread(target=collect, name="farandole-collect", daemon=True, **session)
     thread.start()
     try:
         # With a timeout: the system may deliver Ctrl-C to another thread, and Python handles it when this one wakes.
