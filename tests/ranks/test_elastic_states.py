@@ -383,3 +383,17 @@ def test_jax_pytrees_are_taken_over_and_restored(frameworks: None) -> None:
             assert (state.tree["w"].tolist(), state.steps) == ([0.0, 1.0, 2.0], [0])
 
     run_ranks(2, body)
+
+
+def test_a_rank_that_joins_makes_an_optimizer_with_groups_alone(in_elastic_job: None) -> None:
+    require("torch")
+    import torch
+
+    import farandole.torch as hvd
+
+    def body(context: Context) -> None:
+        if context.rank == 1:  # the other rank has made its own before
+            model = torch.nn.Linear(2, 2)
+            hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), groups=1)
+
+    run_ranks(2, body)

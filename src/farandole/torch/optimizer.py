@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
+from farandole.core import default
 from farandole.core.operations.compression import Compressor
 from farandole.core.operations.gradients import (
     GradientOptions,
@@ -203,10 +204,12 @@ def _group(
     groups: int | Iterable[Iterable[Parameter]],
     process_set: ProcessSet,
 ) -> list[list[Parameter]]:
-    """Form groups that are equal on all members, for any order of a rank's parameters."""
+    """Form groups that are equal on all members, for any order of a rank's parameters.
+
+    A rank that joins an elastic job makes its optimizer alone, so there ranks must have one order."""
     trained = [parameter for parameter in held if parameter.requires_grad]
     order, first = [names[parameter] for parameter in held], (process_set.ranks or [0])[0]
-    if process_set.included():
+    if process_set.included() and not default.is_elastic():
         order = broadcast_object(order, first, process_set=process_set)
     place = {name: index for index, name in enumerate(order)}
     missing = [names[parameter] for parameter in held if names[parameter] not in place]
