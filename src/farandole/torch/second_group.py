@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 
 def warn_of_second_group() -> None:
     """Log a warning, once, if torchrun's variables have made this rank a member of another backend's process group."""
-    if dist.is_available() and dist.is_initialized():
+    # A group of ours may have gloo's name.
+    if dist.is_available() and dist.is_initialized() and not type(dist.group.WORLD).__module__.startswith("farandole."):
         _warn(dist.get_backend())
 
 
