@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
-ELASTIC: Final = "elastic training is not there yet"
+ELASTIC: Final = "jobs of Spark and Ray are not elastic yet; start the program by farandole run --min-np"
 _MPI_THREADS = "the fabric 'mpi' calls MPI from several threads"
 _ONE_STREAM = "each communicator of NCCL has one stream"
 _NO_CYCLE = "the engine wakes by event, there is no cycle"
@@ -174,7 +174,7 @@ ABSENT_MODULES: Mapping[str, str] = {
     "horovod.runner.common.service": _INSIDE,
     **{f"horovod.runner.common.util.{module}": why for module, why in _RUNNER_UTIL.items()},
     **{f"horovod.ray.{module}": _INSIDE for module in ("strategy", "worker", "adapter", "driver_service", "utils")},
-    "horovod.runner.elastic": ELASTIC,
+    "horovod.runner.elastic": _INSIDE,
     "horovod.ray.elastic": ELASTIC,
     "horovod.ray.elastic_v2": ELASTIC,
     **dict.fromkeys(

@@ -251,7 +251,7 @@ def test_arguments_that_are_refused(run: Run) -> None:
     ConfigError: num_workers: give num_workers, or num_hosts with num_workers_per_host
     ConfigError: num_workers: give num_workers, or num_hosts with num_workers_per_host
     ValueError: Both `min_workers` and `num_workers` provided.
-    ConfigError: min_workers: there is no elastic mode yet; give num_workers
+    ConfigError: min_workers: ranks of Ray are not elastic yet; give num_workers
     ConfigError: num_workers: must be >= 1, got 0
     ConfigError: gpus_per_worker: needs use_gpu=True
     ConfigError: gpus_per_worker: must be > 0, got 0; leave use_gpu out to use none

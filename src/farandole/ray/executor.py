@@ -96,7 +96,7 @@ class RayExecutor:
         elastic = {"min_workers": min_workers, "max_workers": max_workers}
         for name, value in (elastic | {"reset_limit": reset_limit, "cooldown_range": cooldown_range}).items():
             if value is not None:
-                raise ConfigError(name, "there is no elastic mode yet; give num_workers")
+                raise ConfigError(name, "ranks of Ray are not elastic yet; give num_workers")
         if (num_workers is None) == (num_hosts is None):
             raise ConfigError("num_workers", "give num_workers, or num_hosts with num_workers_per_host")
         if gpus_per_worker is not None and not use_gpu:
