@@ -27,7 +27,11 @@ def environment(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """A new virtual environment that has farandole: its Python, and its site-packages."""
     venv.create(tmp_path / "venv", symlinks=True)
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
-    (site / "farandole").symlink_to(Path(farandole.__file__).parent)
+    (site / "farandole").mkdir()
+    for folder in farandole.__path__:  # an editable installation has the extension in a folder of its own
+        for each in Path(folder).iterdir():
+            if not (site / "farandole" / each.name).exists():
+                (site / "farandole" / each.name).symlink_to(each)
     facts = site / "farandole-0.1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: farandole\nVersion: 0.1.0\n")
