@@ -83,11 +83,10 @@ def without_spark(name: str, files: str, out: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(FORMS))
 def test_the_same_call_gives_the_same_weights(spark: SparkSession, store: Any, tmp_path: Path, name: str) -> None:
     shuffled = spark.createDataFrame(rows().sample(frac=1.0, random_state=2), "x array<double>, y double")
-    found = {
-        "pandas": result_of(make(name).fit(shuffled.repartition(3))),
-        "files": result_of(make(name).setStore(store).fit_on_parquet()),
-    }
+    found = {"pandas": result_of(make(name).fit(shuffled.repartition(3)))}
     found["arrow"] = found["pandas"]
+    if "files" in FORMS[name]:
+        found["files"] = result_of(make(name).setStore(store).fit_on_parquet())
     without = without_spark(name, store.get_train_data_path(), tmp_path / "results")
     for form in FORMS[name]:
         weights, history = without[form]
@@ -95,5 +94,5 @@ def test_the_same_call_gives_the_same_weights(spark: SparkSession, store: Any, t
         assert len(weights) == len(found[form][0]) >= 2
         for one, other in zip(weights, found[form][0], strict=True):
             np.testing.assert_array_equal(one, other)
-    # Its batches are others: a share of the files is not a share by content.
-    assert without["pandas"][1] != without["files"][1]
+    if "files" in FORMS[name]:  # its batches are others: a share of the files is not a share by content
+        assert without["pandas"][1] != without["files"][1]
