@@ -70,7 +70,8 @@ class ElasticJob:
         self._secret, self._events = secret, events
         self._name = secrets.token_hex(4)
         self._started: dict[int, _Seat] = {}
-        self._unopened: list[Start] = []  # members whose host's agent is being opened
+        # Members whose host's agent is being opened, with the place that each expects. Others may end before.
+        self._unopened: list[tuple[Start, Topology]] = []
         self._end_at: dict[int, float] = {}  # members that were told to end: the time at which they are made to
         self._next_ping = 0.0
         self._server: RendezvousServer | None = None
@@ -137,9 +138,8 @@ class ElasticJob:
             if event.opened is None:
                 log.warning("ranks cannot be started on %s, which rests for a while: %s", event.host, event.problem)
                 self._roster.rest(event.host, now)
-                for start in [start for start in self._unopened if start.host.name == event.host]:
-                    self._unopened.remove(start)
-                    self._roster.forget(start.number)
+                for start in [start for start, _ in self._unopened if start.host.name == event.host]:
+                    self._forget(start.number)
         elif isinstance(event, Came):
             self._roster.come(event.number, event.commits, now)
         elif isinstance(event, _Ended):
@@ -176,7 +176,7 @@ class ElasticJob:
 
     def _act(self, action: object) -> None:
         if isinstance(action, Start):
-            self._unopened.append(action)
+            self._unopened.append((action, Topology.from_hosts(*self._roster.expected(action.number))))
         elif isinstance(action, Form):
             self._form(action)
         elif isinstance(action, Tell):
@@ -189,21 +189,20 @@ class ElasticJob:
 
     def _start_members(self, task: Task, on_line: OnLine) -> None:
         """Start the members whose host has an agent; the others wait until it is opened."""
-        for start in list(self._unopened):
+        for start, place in list(self._unopened):
             opened = self._agents.find(start.host)
             if opened is not None:
-                self._unopened.remove(start)
-                self._start(start, opened, task, on_line)
+                self._unopened.remove((start, place))
+                self._start(start, place, opened, task, on_line)
 
-    def _start(self, start: Start, opened: OpenedAgent, task: Task, on_line: OnLine) -> None:
+    def _start(self, start: Start, place: Topology, opened: OpenedAgent, task: Task, on_line: OnLine) -> None:
         member = MemberEnvironment(
             number=start.number, launcher=self._members.listen(opened.address), secret=self._secret
         )
         threads = {"OMP_NUM_THREADS": str(threads_per_rank(opened.agent.usable_cores, start.host.slots))}
         inherited = {name: value for name, value in self._environment.items() if name not in TORCH_PLACES}
         env = {"PYTHONUNBUFFERED": "1", **threads, **inherited, **note_launches(self._environment)}
-        rank, hosts = self._roster.expected(start.number)
-        env |= show_place(Topology.from_hosts(rank, hosts), start.slot)
+        env |= show_place(place, start.slot)
         env |= {**member.write(), "FARANDOLE_JOB": self._name}
         log.info("member %d starts on %s", start.number, start.host.name)
         started = opened.agent.start(
@@ -245,14 +244,18 @@ class ElasticJob:
         log.info("member %d is ended: %s", action.number, action.why)
         seat = self._started.get(action.number)
         if seat is None:
-            self._unopened = [start for start in self._unopened if start.number != action.number]
-            self._roster.forget(action.number)
+            self._forget(action.number)
         elif action.at_once:
             seat.rank.terminate(timedelta(0))
         elif self._members.send(action.number, Leave(action.why)):
             self._end_at[action.number] = time.monotonic() + LEAVE
         else:
             seat.rank.terminate(GRACE)
+
+    def _forget(self, number: int) -> None:
+        """Forget a member that was never started."""
+        self._unopened = [each for each in self._unopened if each[0].number != number]
+        self._roster.forget(number)
 
     def _end_members(self) -> None:
         """End members that were told to end and have not."""
