@@ -41,8 +41,9 @@ def describe(module: ModuleType) -> Iterator[str]:
 
 def home_of(value: type) -> str:
     """Return the module on whose page a class of several public modules is described; "" for other classes."""
-    if value.__module__.startswith("farandole.core."):
-        return "farandole.numpy"
+    for inner, home in (("farandole.core.", "farandole.numpy"), ("farandole.elastic.", "farandole.elastic")):
+        if value.__module__.startswith(inner):
+            return home
     return "farandole.errors" if value.__module__ == "farandole.errors" else ""
 
 
