@@ -8,7 +8,7 @@ BIN := .venv/bin
 CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h')
 ARGS ?=
 # More than two cores, as tests wait for a third of their time.
-JOBS ?= 3
+JOBS ?= 4
 # So many failed tests run once more, alone. None at your desk.
 AGAIN ?= 0
 WITHOUT ?= pyspark tensorflow keras jax jaxlib
