@@ -3,18 +3,20 @@
 The program adds up whole numbers, so that its result does not depend on the sizes of the job: it is right only if each
 step counted once."""
 
+import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from system.launched import PATIENCE, command
 
-__all__ = ["Training", "training"]
+__all__ = ["LINE", "Survivors", "Training", "expected_weight", "is_alive", "training"]
 
 TRAINING = """
 import os, sys, time
@@ -87,6 +89,62 @@ class Training:
         assert len({end[:2] for end in ends}) == 1, ends
         assert int(ends[0][1]) == expected_weight(int(ends[0][0])), self.report()
         return [int(end[2]) for end in ends]
+
+
+class Survivors:
+    """The members of a job whose launcher was killed, followed by the files that their output goes to."""
+
+    def __init__(self, job: Training) -> None:
+        self._job, self._folder = job, job.folder / "home/.local/state/farandole"
+
+    def lines(self) -> list[tuple[int, int, int]]:
+        """The step, the size and the process of each line."""
+        found = re.finditer(r"^step (\d+) \d+ (\d+) (\d+)$", self.output(), re.MULTILINE)
+        return [(int(each[1]), int(each[2]), int(each[3])) for each in found]
+
+    def steps(self) -> Counter[int]:
+        """How many steps each process has finished."""
+        return Counter(pid for _, _, pid in self.lines())
+
+    def output(self) -> str:
+        return "".join(each.read_text() for each in self._folder.glob("*/*"))
+
+    def wait(self, size: int, since: int) -> int:
+        """Wait until `size` ranks train on after step `since`; return their latest step."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            steps = [step for step, ranks, _ in self.lines() if ranks == size and step > since + 5]
+            if steps:
+                return max(steps)
+            time.sleep(0.02)
+        raise AssertionError(f"{size} ranks do not train: {self.output()[-2000:]}")
+
+    def wait_ended(self, pids: Iterable[int]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while any(map(is_alive, pids)):
+            assert time.monotonic() < deadline, self.output()[-2000:]
+            time.sleep(0.02)
+
+    def finish(self, pids: set[int]) -> None:
+        """End the training, and check the result and that the processes are those of `pids`."""
+        (self._job.folder / "end").touch()
+        self.wait_ended(pids)
+        ends = self.ends()
+        assert {pid for _, _, pid in ends} == pids, self.output()[-2000:]
+        assert {weight for _, weight, _ in ends} == {expected_weight(ends[0][0])}
+
+    def ends(self) -> list[tuple[int, int, int]]:
+        """The steps, the result and the process of each member that has ended well."""
+        found = re.findall(r"done (\d+) (\d+) (\d+)\n", self.output())
+        return [(int(steps), int(weight), int(pid)) for steps, weight, pid in found]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Self
 
 from helpers.programs import run
 
-__all__ = ["PATIENCE", "REAPED", "Watch", "command", "farandole", "launched", "wait_for_files"]
+__all__ = ["PATIENCE", "REAPED", "Watch", "command", "farandole", "launched", "parent_of", "wait_for_files"]
 
 PATIENCE = 60.0  # seconds; this machine may be busy
 REAPED = 10.0  # seconds: what is killed takes a moment to end, on such a machine too
@@ -53,6 +53,10 @@ def wait_for_files(folder: Path, names: Sequence[str]) -> list[int]:
             return [int(text) for text in texts]
         time.sleep(0.01)
     raise AssertionError(f"only {sorted(each.name for each in folder.iterdir())} came within {PATIENCE} s")
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class Watch:

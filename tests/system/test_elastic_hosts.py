@@ -1,13 +1,18 @@
 """Elastic jobs on hosts that a real sshd serves: hosts come, go, and are cut off while their ranks train."""
 
+import os
+import shutil
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from namespaces import DEVICE, ip
 
-from helpers.ssh_hosts import Hosts, problem, serving_hosts
-from system.elastic_training import training
+from helpers.ssh_hosts import Hosts, command_lines, problem, serving_hosts
+from system.elastic_training import Survivors, training
+from system.launched import PATIENCE, parent_of
 
 pytestmark = [
     pytest.mark.native,
@@ -46,3 +51,35 @@ def test_hosts_come_go_and_are_cut_off(hosts: Hosts, tmp_path: Path) -> None:
         since = len(job.output)
         job.wait(lambda: 3 in job.sizes(since), "the host is back")
         job.finish()
+
+
+def test_members_of_hosts_outlive_the_launcher_but_not_their_agent(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = Path("~/.local/state/farandole").expanduser()  # of the hosts' agents
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    sizes = ("-np", "5", "--min-np", "1", "--survive-launcher", "-H", f"localhost:1,{hosts.slots(2)}")
+    with training(tmp_path, *sizes, *hosts.options) as job:
+        job.wait(lambda: len(job.pids()) == 5, "ranks of three hosts train")
+        alive = job.pids()
+        job.process.kill()
+        job.process.wait()
+        members = Survivors(job)
+        try:
+            step = members.wait(5, 0)
+            os.kill(parent_of(parent_of(alive[1])), signal.SIGKILL)
+            step = members.wait(3, step)
+            members.wait_ended([alive.pop(1), alive.pop(2)])
+            (tmp_path / "end").touch()
+            members.wait_ended(alive.values())
+            assert [pid for _, _, pid in members.ends()] == [alive[0]]
+            (name,) = (tmp_path / "home/.local/state/farandole").iterdir()
+            logs = "".join(each.read_text() for each in (states / name.name).iterdir())
+            assert logs.count("done ") == 2
+            deadline = time.monotonic() + PATIENCE
+            while any(f"-F\0{hosts.config}".encode() in line for line in command_lines()):
+                assert time.monotonic() < deadline, "the connections end with the agents"
+                time.sleep(0.02)
+        finally:
+            for name in (tmp_path / "home/.local/state/farandole").glob("*"):
+                shutil.rmtree(states / name.name, ignore_errors=True)

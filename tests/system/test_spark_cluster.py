@@ -26,6 +26,7 @@ from helpers.lost_driver import fit, kill_driver
 from helpers.marked import wait_until_gone
 from helpers.spark_faults import dying_in_an_allreduce, fit_with_faults
 from helpers.spark_session import last_job, session, tasks_of
+from system.launched import parent_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -243,7 +244,3 @@ def test_a_killed_driver_leaves_nothing_and_a_later_run_resumes(spark: SparkSess
     assert [each["loss"] for each in resumed.history] == [each["loss"] for each in straight.history]
     for one, other in zip(straight.getModel().parameters(), resumed.getModel().parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,8 +1,8 @@
 """Agent of a launcher on another host, `python -m farandole.launch.agent`: starts the host's ranks and follows them.
 
 It exchanges messages with the launcher over its standard input and output. When the launcher or the connection is gone,
-it ends its ranks. When the agent itself is killed, or stopped for as long as the launcher waits for a sign of life, the
-guards of its ranks end them.
+it ends its ranks, except those that outlive a launcher whose end the launcher's host confirms. When the agent itself is
+killed, or stopped for as long as the launcher waits for a sign of life, the guards of its ranks end them.
 """
 
 import logging
@@ -10,7 +10,9 @@ import os
 import socket
 import sys
 import threading
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 from farandole.launch.backend import Call, Command, Rank, Task
 from farandole.launch.backends.local import LocalAgent
@@ -26,12 +28,14 @@ from farandole.launch.messages import (
     Hello,
     Line,
     Messages,
+    Quit,
     Start,
 )
 from farandole.launch.processes import GRACE
 from farandole.launch.versions import own_versions
 from farandole.limits import naming_process_limit
 from farandole.meeting.addresses import split_address
+from farandole.meeting.launched.elastic import MemberEnvironment, is_launcher_lost
 from farandole.topology import own_addresses
 
 __all__ = ["main"]
@@ -55,8 +59,11 @@ def main() -> int:
         service = _Service(messages, local)
         try:
             service.serve()
-        except (EOFError, OSError):  # the launcher is gone, or silent: TimeoutError is an OSError
-            service.end_ranks()
+        except EOFError:  # the launcher is gone, or has given this host up
+            service.outlive_launcher()
+        except OSError:  # the connection is broken, or silent: TimeoutError is an OSError
+            pass
+        service.end_ranks()
     messages.close()
     return 0
 
@@ -77,9 +84,11 @@ class _Service:
         self._messages, self._local = messages, local
         self._ranks: dict[int, Rank] = {}
         self._starting = threading.Lock()
+        self._surviving: list[Start] = []  # orders for ranks that outlive the launcher
 
     def serve(self) -> None:
-        """Greet the launcher and serve its messages; raises `EOFError` or `OSError` when it is gone."""
+        """Greet the launcher and serve its messages until it says `Quit`; raises `EOFError` or `OSError` when it is
+        gone."""
         client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "   ").split(" ")
         # Within a step of srun: the address of srun as the node sees it, and the node's own name.
         client, server = client or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""), server or _own_name()
@@ -92,8 +101,19 @@ class _Service:
                 self._messages.send(self._answer(message.reach))
             elif isinstance(message, Start):
                 self._start(message)
+            elif isinstance(message, Quit):
+                return
             elif message.rank in self._ranks:  # if not, it could not be started
                 self._ranks[message.rank].terminate(timedelta(seconds=message.grace))
+
+    def outlive_launcher(self) -> None:
+        """Wait for the end of ranks that outlive their launcher; does nothing unless that has ended, for certain."""
+        launchers = [
+            member.launcher for each in self._surviving if (member := MemberEnvironment.read(each.assignment.env))
+        ]
+        if launchers and is_launcher_lost(launchers[-1]):
+            for order in self._surviving:
+                self._ranks[order.assignment.rank].wait_gone(FOR_EVER)
 
     def end_ranks(self) -> None:
         """End all ranks and wait until no process of them is left."""
@@ -115,6 +135,10 @@ class _Service:
     def _start(self, order: Start) -> None:
         """Start a rank, or report its failure: an `OSError` of the start does not mean that the launcher is gone."""
         number = order.assignment.rank
+        if order.assignment.survivor_log:
+            self._surviving.append(order)
+            # The ranks' guards end them with this process.
+            order = replace(order, assignment=replace(order.assignment, survivor_log=""))
         try:
             self._local.stop_limit = order.silence
             with naming_process_limit(OSError), self._starting:
@@ -133,7 +157,16 @@ class _Service:
             self._send(Gone(number))
 
     def _line(self, rank: int, stream: str, line: str) -> None:
-        self._messages.send(Line(rank, stream, line))
+        try:
+            self._messages.send(Line(rank, stream, line))
+        except OSError:
+            logs = [each.assignment.survivor_log for each in self._surviving if each.assignment.rank == rank]
+            if not logs:
+                raise
+            log = Path(logs[-1]).expanduser()
+            log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with log.open("a") as file:
+                file.write(f"{line}\n")
 
     def _end(self, number: int, failure: Failure | None) -> None:
         with self._starting:  # a rank can end before the call that starts it returns

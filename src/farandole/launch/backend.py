@@ -67,12 +67,15 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """What one rank starts with: its host, its environment, its cores (none: all)."""
+    """What one rank starts with: its host, its environment, its cores (none: all).
+
+    With a `survivor_log`, a program outlives its launcher, and its output goes to that file from then on."""
 
     rank: int
     host: Host
     env: Mapping[str, str]
     cores: Sequence[int] = ()
+    survivor_log: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@
 thread. So code between fork and exec is safe, and the rank's parent-death signal, which Linux ties to the *thread* that
 forked, cannot fire early. The launcher may have any number of threads.
 
-    guard.py CONTROL LAUNCHER_PID STOP_LIMIT CORES FDS COMMAND...
+    guard.py CONTROL LAUNCHER_PID STOP_LIMIT CORES FDS LOG COMMAND...
 
 CONTROL is a socket to the launcher. It carries `T<milliseconds>\\n` (SIGTERM, then SIGKILL after that time) inward and
 `S<pid>\\n` (forked), `N<errno>\\n` (cannot be executed) or `E<wait status> <monotonic ns>\\n` (ended) outward.
 When the launcher is gone, for any reason, or has been stopped (SIGSTOP) for STOP_LIMIT seconds (0: for any time), the
-guard kills the rank and all of its descendants.
+guard kills the rank and all of its descendants. With a LOG it lets them go on when the launcher is gone, and appends
+their output to that file.
 """
 
 import contextlib
@@ -54,10 +55,14 @@ def children() -> list[int]:
 class Guard:
     """Starts one rank, reports its end, and leaves none of its descendants alive."""
 
-    def __init__(self, control: int, launcher: int, stop_limit: float) -> None:
+    def __init__(self, control: int, launcher: int, stop_limit: float, log: str) -> None:
         self.control = control
         self.launcher = launcher
         self.stop_limit = stop_limit
+        self.log = log
+        # Own ends to read the pipes: without any, the rank's next line after the launcher's end would kill it.
+        self.output = [os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK) for fd in (1, 2)] if log else []
+        self.log_fd = -1  # of `log`, once the launcher is gone
         self.stopped_since: float | None = None  # the time at which the launcher was first found stopped
         self.rank = 0
         self.rank_alive = False
@@ -121,6 +126,8 @@ class Guard:
         """Serve until the rank and all of its descendants are gone; return False if some survive SIGKILL."""
         while True:
             if not self.reap():
+                while self.log_fd >= 0 and any(map(self.drain, self.output)):
+                    continue
                 return True
             now = time.monotonic()
             if self.kill_at is not None and now >= self.kill_at:
@@ -131,8 +138,8 @@ class Guard:
                 self.handle(fd)
             if self.stop_limit and self.launcher_has_stopped():
                 self.end(0.0)
-            if self.launcher_fd < 0 and os.getppid() != self.launcher:
-                self.end(0.0)
+            if self.launcher_fd < 0 and self.log_fd < 0 and os.getppid() != self.launcher:
+                self.lose_launcher()
 
     def launcher_has_stopped(self) -> bool:
         """Return whether all looks of the last `stop_limit` seconds have found the launcher stopped."""
@@ -158,14 +165,41 @@ class Guard:
                 self.end(int(message[1:]) / 1000)
             if not messages:
                 self.poller.unregister(fd)
-                self.end(0.0)
+                self.lose_launcher()
+        elif fd in self.output:
+            if not self.drain(fd):
+                self.poller.unregister(fd)
         elif fd == self.wakeup:
             arrived = os.read(fd, 4096)
             if signal.SIGTERM in arrived or signal.SIGINT in arrived:
                 self.end(LEFTOVER_GRACE)
         else:
             self.poller.unregister(fd)
+            self.lose_launcher()
+
+    def lose_launcher(self) -> None:
+        """End the rank, or take over its output if it may go on without its launcher."""
+        if not self.log or self.asked_to_end:
             self.end(0.0)
+        elif self.log_fd < 0:
+            path = os.path.expanduser(self.log)
+            try:
+                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+                self.log_fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            except OSError:
+                self.log_fd = os.open(os.devnull, os.O_WRONLY)
+            for fd in self.output:
+                self.poller.register(fd, select.POLLIN)
+
+    def drain(self, fd: int) -> bool:
+        """Write a chunk that has come from the rank to the log; return False if there is none."""
+        try:
+            chunk = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        with contextlib.suppress(OSError):  # the disk is full; the rank must not block on the pipe
+            os.write(self.log_fd, chunk)
+        return bool(chunk)
 
     def end(self, grace: float) -> None:
         """Send SIGTERM to the rank (once), and SIGKILL to all after `grace` seconds, or earlier if set before."""
@@ -225,10 +259,10 @@ def become_rank(command: list[str], cores: str, go: int, failed: int) -> None:
 
 def main(arguments: list[str]) -> int:
     control, launcher, stop_limit = int(arguments[0]), int(arguments[1]), float(arguments[2])
-    cores, fds, command = arguments[3], arguments[4], arguments[5:]
+    cores, fds, log, command = arguments[3], arguments[4], arguments[5], arguments[6:]
     os.set_inheritable(control, False)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    guard = Guard(control, launcher, stop_limit)
+    guard = Guard(control, launcher, stop_limit, log)
     started = os.getppid() == launcher and guard.start(command, cores, [int(fd) for fd in fds.split(",") if fd])
     return 0 if not started or guard.watch() else 1  # 1: the launcher looks for survivors
 

@@ -3,7 +3,7 @@
 The agent writes MARKER first, because a login shell may print other text before.
 
     agent -> launcher    Hello (once), Answer, Line, End, Gone
-    launcher -> agent    Ask, Start, Terminate
+    launcher -> agent    Ask, Start, Terminate, Quit
     both                 Alive, every few seconds
 """
 
@@ -34,6 +34,7 @@ __all__ = [
     "Hello",
     "Line",
     "Messages",
+    "Quit",
     "Start",
     "Terminate",
 ]
@@ -104,6 +105,11 @@ class Terminate:
 
 
 @dataclass(frozen=True, slots=True)
+class Quit:
+    """The order to end all ranks, and the agent. Without it the launcher itself may have been lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """A line of a rank's output."""
 
@@ -129,9 +135,9 @@ class Gone:
 
 
 FromAgent: TypeAlias = Hello | Answer | Line | End | Gone
-FromLauncher: TypeAlias = Ask | Start | Terminate
+FromLauncher: TypeAlias = Ask | Start | Terminate | Quit
 FROM_AGENT = Kinds[FromAgent | Alive](Hello, Answer, Line, End, Gone, Alive)
-FROM_LAUNCHER = Kinds[FromLauncher | Alive](Ask, Start, Terminate, Alive)
+FROM_LAUNCHER = Kinds[FromLauncher | Alive](Ask, Start, Terminate, Quit, Alive)
 
 
 class Messages(Generic[M]):

@@ -87,16 +87,18 @@ class RankProcess:
         pass_fds: Sequence[int] = (),
         cores: Iterable[int] = (),
         stop_limit: float = 0.0,
+        survivor_log: str = "",
         on_exit: "Callable[[RankProcess], None] | None" = None,
     ) -> Self:
         """Start `command` with `env` and FARANDOLE_FAMILY, no input and `pass_fds`, bound to `cores` if any.
 
-        The rank is killed once this process has been stopped (SIGSTOP) for `stop_limit` seconds; 0: no limit. Does not
-        wait. A thread of this rank calls `on_line` for each line, then `on_exit`. A command that cannot be
-        executed ends with code 127 or 126."""
+        The rank is killed once this process has been stopped (SIGSTOP) for `stop_limit` seconds; 0: no limit. With a
+        `survivor_log` it goes on when this process ends, and that file gets its output then. Does not wait. A thread of
+        this rank calls `on_line` for each line, then `on_exit`. A command that cannot be executed ends with code 127 or
+        126."""
         ours, theirs = socket.socketpair()
         family = new_family()
-        words = [str(theirs.fileno()), str(os.getpid()), str(stop_limit), _comma(cores), _comma(pass_fds)]
+        words = [str(theirs.fileno()), str(os.getpid()), str(stop_limit), _comma(cores), _comma(pass_fds), survivor_log]
         with theirs:
             try:
                 guard = subprocess.Popen(

@@ -109,6 +109,7 @@ class TcpRendezvous(Rendezvous):
     The constructor does not connect, so a rank may start before the server."""
 
     address: str
+    _patient = True
 
     def __init__(self, address: str, rank: int, size: int, secret: bytes, generation: int = 0) -> None:
         self.address, self.rank, self.size, self.generation = address, rank, size, generation
@@ -156,8 +157,8 @@ class TcpRendezvous(Rendezvous):
         """Connect and authenticate; retry until `deadline` if the server is not there yet."""
         me = encode(Caller(rank=self.rank, size=self.size, generation=self.generation, round=self._round))
         try:
-            sock, _ = dial(self.address, self.secret, me=me, deadline=deadline, patient=True, wait=self._pause)
-        except TimeoutError as error:
+            sock, _ = dial(self.address, self.secret, me=me, deadline=deadline, patient=self._patient, wait=self._pause)
+        except OSError as error:
             text = f"rank {self.rank} could not reach the rendezvous: {error}"
             raise RendezvousError(text, where=self.address) from error
         return sock

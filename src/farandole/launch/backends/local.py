@@ -90,6 +90,7 @@ class LocalAgent:
             on_line=on_line,
             cores=assignment.cores,
             stop_limit=self.stop_limit,
+            survivor_log=assignment.survivor_log,
             on_exit=ended,
         )
 

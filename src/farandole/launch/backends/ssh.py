@@ -213,6 +213,8 @@ class SshAgent:
 
     def close(self) -> None:
         """End the agent, which ends its ranks, and the connection. Idempotent."""
+        with contextlib.suppress(OSError):  # the host is lost
+            self._messages.send(messages.Quit())
         self._messages.close_outgoing()
         self._end_process(LEAVE)
 

@@ -5,10 +5,11 @@ import logging
 import queue
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
+from typing import TypedDict
 
 from farandole.launch.backend import Assignment, Backend, Host, OnLine, Rank, Task
 from farandole.launch.cores import threads_per_rank
@@ -18,9 +19,10 @@ from farandole.launch.elastic.roster import End, Form, Limits, Outcome, Roster, 
 from farandole.launch.failures import Failure
 from farandole.launch.job import GONE
 from farandole.launch.processes import GRACE
+from farandole.meeting.addresses import split_address
 from farandole.meeting.handshake import new_secret
-from farandole.meeting.launched import elastic as meeting
-from farandole.meeting.launched.elastic import Hosts, Leave, MemberEnvironment, show_place
+from farandole.meeting.launched.elastic import MemberEnvironment, show_place
+from farandole.meeting.launched.elastic_messages import Hosts, Leave, Place
 from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import note_launches
 from farandole.topology import TORCH_PLACES, Topology
@@ -34,6 +36,7 @@ STILL = 2  # answers of a rank that has finished no operation meanwhile: it seem
 SILENT = 3  # questions without an answer, while other ranks wait, after which a member is lost
 LOST_HOST = 255  # code of a member whose host is lost
 LEAVE = 10.0  # seconds for a member that was told to end
+STATE = "~/.local/state/farandole"  # on each host, for the output of ranks that survive their launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,14 @@ class _Seat:
     opened: OpenedAgent
 
 
+class SurvivalFields(TypedDict, total=False):
+    """Fields of `Place` in jobs that survive their launcher."""
+
+    members: list[int]
+    reach: list[str]
+    least: int
+
+
 class ElasticJob:
     """The members of one run. `open_elastic_job` makes this object, and ends all members in any case."""
 
@@ -64,11 +75,13 @@ class ElasticJob:
         members: Members,
         secret: bytes,
         events: "queue.SimpleQueue[object]",
+        survive: bool,
     ) -> None:
-        self._roster = Roster(limits)
+        self._roster, self._least = Roster(limits), limits.least
         self._environment, self._agents, self._members = environment, agents, members
         self._secret, self._events = secret, events
         self._name = secrets.token_hex(4)
+        self._survivor_logs = f"{STATE}/{self._name}" if survive else ""
         self._started: dict[int, _Seat] = {}
         # Members whose host's agent is being opened, with the place that each expects. Others may end before.
         self._unopened: list[tuple[Start, Topology]] = []
@@ -141,6 +154,9 @@ class ElasticJob:
                 for start in [start for start, _ in self._unopened if start.host.name == event.host]:
                     self._forget(start.number)
         elif isinstance(event, Came):
+            if event.number not in self._roster.live:
+                # Its host was given up, and is there again.
+                self._members.send(event.number, Leave("its place was given to another process"))
             self._roster.come(event.number, event.commits, now)
         elif isinstance(event, _Ended):
             self._note_end(event, now)
@@ -197,7 +213,10 @@ class ElasticJob:
 
     def _start(self, start: Start, place: Topology, opened: OpenedAgent, task: Task, on_line: OnLine) -> None:
         member = MemberEnvironment(
-            number=start.number, launcher=self._members.listen(opened.address), secret=self._secret
+            number=start.number,
+            launcher=self._members.listen(opened.address),
+            secret=self._secret,
+            survives=bool(self._survivor_logs),
         )
         threads = {"OMP_NUM_THREADS": str(threads_per_rank(opened.agent.usable_cores, start.host.slots))}
         inherited = {name: value for name, value in self._environment.items() if name not in TORCH_PLACES}
@@ -205,9 +224,9 @@ class ElasticJob:
         env |= show_place(place, start.slot)
         env |= {**member.write(), "FARANDOLE_JOB": self._name}
         log.info("member %d starts on %s", start.number, start.host.name)
-        started = opened.agent.start(
-            Assignment(rank=start.number, host=start.host, env=env), task, on_line, self._end_of
-        )
+        kept = self._survivor_logs and f"{self._survivor_logs}/{start.number}"
+        assignment = Assignment(rank=start.number, host=start.host, env=env, survivor_log=kept)
+        started = opened.agent.start(assignment, task, on_line, self._end_of)
         self._started[start.number] = _Seat(started, start.host, opened)
 
     def _end_of(self, number: int, failure: Failure | None) -> None:
@@ -229,15 +248,37 @@ class ElasticJob:
         self._formed = form.members
         log.info("generation %d: members %s", form.generation, ", ".join(map(str, form.members)))
         for rank, (number, seat, slot) in enumerate(zip(form.members, seats, form.slots, strict=True)):
-            place = meeting.Place(
+            place = Place(
                 rank=rank,
                 local_rank=slot,
                 generation=form.generation,
                 hosts=hosts,
                 address=at.get(seat.opened.address, self._server.addresses[0]),
                 secret=secret,
+                **self._survival(form.members, seat),
             )
             self._members.send(number, place)
+
+    def _survival(self, members: Sequence[int], seat: _Seat) -> SurvivalFields:
+        """Return what the member of `seat` needs to find the others when this launcher is lost."""
+        if not self._survivor_logs:
+            return {}
+        return {
+            "members": list(members),
+            "reach": [self._address(self._started[each], self._members.addresses(each), seat) for each in members],
+            "least": self._least,
+        }
+
+    @staticmethod
+    def _address(of: _Seat, addresses: Sequence[str], seen_by: _Seat) -> str:
+        """Return the address at which the member of `seen_by` finds that of `of`: the first one within a host.
+
+        A member of this machine is found where the other host finds the launcher."""
+        at = of.opened.agent.address
+        at = seen_by.opened.address if ip_address(at).is_loopback else at
+        others = [each for each in addresses if split_address(each)[0] == at]
+        same = of.opened.agent.identity == seen_by.opened.agent.identity
+        return (addresses if same or not others else others)[0]
 
     def _act_end(self, action: object) -> None:
         assert isinstance(action, End)
@@ -267,10 +308,14 @@ class ElasticJob:
 
 @contextlib.contextmanager
 def open_elastic_job(
-    limits: Limits, discovery: HostDiscovery, backend_of: Callable[[Host], Backend], environment: Mapping[str, str]
+    limits: Limits,
+    discovery: HostDiscovery,
+    backend_of: Callable[[Host], Backend],
+    environment: Mapping[str, str],
+    survive: bool = False,
 ) -> Iterator[ElasticJob]:
     """Prepare a job on the hosts of `discovery`, each reached by its backend. When the context ends, so do all members
-    and their descendants."""
+    and their descendants. With `survive` they go on if this process is killed."""
     events: queue.SimpleQueue[object] = queue.SimpleQueue()
     secret = new_secret()
     with contextlib.ExitStack() as stack:
@@ -280,6 +325,6 @@ def open_elastic_job(
         stack.callback(agents.close)
         watch = Watch(discovery, events)
         stack.callback(watch.close)
-        job = ElasticJob(limits, environment, agents, members, secret, events)
+        job = ElasticJob(limits, environment, agents, members, secret, events, survive)
         stack.callback(job.stop)
         yield job

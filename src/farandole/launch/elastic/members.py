@@ -11,7 +11,7 @@ from farandole.errors import RendezvousError
 from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, listen
 from farandole.meeting.addresses import join_address
 from farandole.meeting.frames import send
-from farandole.meeting.launched.elastic import FROM_MEMBER, Ping, Pong, Ready
+from farandole.meeting.launched.elastic_messages import FROM_MEMBER, Ping, Pong, Ready
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -54,6 +54,7 @@ class Members:
         self._changing = threading.Lock()
         self._socks: dict[int, socket.socket] = {}
         self._signs: dict[int, Signs] = {}
+        self._addresses: dict[int, list[str]] = {}
         self._listeners: dict[str, tuple[str, AcceptingThread]] = {}
         self._threads: list[threading.Thread] = []
 
@@ -86,6 +87,11 @@ class Members:
         if not self.send(number, Ping()):
             signs.unanswered = 0  # it is not connected yet, or its end will be reported
         return signs
+
+    def addresses(self, number: int) -> list[str]:
+        """Return the addresses at which the other members find this one if they survive the launcher."""
+        with self._changing:
+            return self._addresses.get(number, [])
 
     def close(self) -> None:
         """Close all listeners and connections; idempotent."""
@@ -122,6 +128,8 @@ class Members:
                     continue  # a member that trains says nothing
                 with self._changing:
                     self._signs.setdefault(number, Signs()).note(message)
+                    if isinstance(message, Ready):
+                        self._addresses[number] = message.addresses
                 if isinstance(message, Ready):
                     self._events.put(Came(number, message.commits))
         with self._changing:

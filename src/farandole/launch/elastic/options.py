@@ -41,6 +41,7 @@ class Elastic:
     host_discovery_script: str | os.PathLike[str] | None = None
     reset_limit: int | None = None
     cooldown_range: Sequence[float] | None = None  # seconds
+    survive_launcher: bool = False
 
     def __post_init__(self) -> None:
         least, most = self.cooldown
@@ -59,6 +60,7 @@ class Elastic:
             host_discovery_script=given.discovery_script,
             reset_limit=given.reset_limit,
             cooldown_range=given.cooldown_range,
+            survive_launcher=given.survive_launcher,
         )
 
     @property
@@ -77,7 +79,7 @@ class Elastic:
             self.reset_limit,
             self.cooldown_range,
         )
-        return any(each is not None for each in asking)
+        return self.survive_launcher or any(each is not None for each in asking)
 
     def limits(self, num_proc: int | None, settings: Config) -> Limits:
         """Return the limits of a job that begins with `num_proc` ranks; raises `ConfigError` for sizes out of order.
@@ -125,7 +127,7 @@ class Elastic:
         def backend_of(host: Host) -> Backend:
             return reach([host], host.slots, reaching, settings.interface)
 
-        return open_elastic_job(limits, discovery, backend_of, environment)
+        return open_elastic_job(limits, discovery, backend_of, environment, self.survive_launcher)
 
 
 def add_elastic_options(parser: argparse.ArgumentParser) -> None:
@@ -153,4 +155,10 @@ def add_elastic_options(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         metavar=("LEAST", "MOST"),
         help="seconds for which a host gets no ranks after its first failure, and at most after many (default: 1 300)",
+    )
+    group.add_argument(
+        "--survive-launcher",
+        action="store_true",
+        help="go on with the ranks that are there if this command is killed (kill -9), until fewer than --min-np are "
+        "left; Ctrl-C, SIGTERM and a hangup end all ranks as ever",
     )

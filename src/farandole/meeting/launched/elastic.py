@@ -7,34 +7,24 @@ the launcher tells it when hosts have come or go, and asks now and then whether 
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Self
 
 from farandole.config import Config
 from farandole.errors import ConfigError, RendezvousError
 from farandole.meeting.dialer import dial
-from farandole.meeting.frames import Deadline, Kinds, send
+from farandole.meeting.frames import Deadline, send
+from farandole.meeting.launched.elastic_messages import FROM_LAUNCHER, LARGEST, Hosts, Leave, Ping, Place, Pong, Ready
+from farandole.meeting.launched.election import Election, has_ended
 from farandole.meeting.rendezvous import TcpRendezvous
 from farandole.topology import Topology
 
-__all__ = [
-    "FROM_MEMBER",
-    "ElasticRendezvous",
-    "Hosts",
-    "Leave",
-    "MemberEnvironment",
-    "Ping",
-    "Place",
-    "Pong",
-    "Ready",
-    "meet_in_elastic_job",
-    "show_place",
-]
+__all__ = ["ElasticRendezvous", "MemberEnvironment", "is_launcher_lost", "meet_in_elastic_job", "show_place"]
 
-LARGEST = 1 << 24  # bytes of a message: places of thousands of ranks name the host of each
 SILENCE = 60.0  # seconds without a message from the launcher, which sends one each second, after which it is lost
+LOST = 2.0  # seconds for the port of a launcher that was killed to be closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +34,7 @@ class MemberEnvironment:
     number: int
     launcher: str  # "host:port"
     secret: bytes = field(repr=False)
+    survives: bool = False  # its launcher, with the members that are left
 
     @classmethod
     def read(cls, env: Mapping[str, str] | None = None) -> Self | None:
@@ -53,7 +44,12 @@ class MemberEnvironment:
             return None
         try:
             secret = bytes.fromhex(env["FARANDOLE_MEMBER_SECRET"])
-            return cls(number=int(env["FARANDOLE_MEMBER"]), launcher=env["FARANDOLE_LAUNCHER"], secret=secret)
+            return cls(
+                number=int(env["FARANDOLE_MEMBER"]),
+                launcher=env["FARANDOLE_LAUNCHER"],
+                secret=secret,
+                survives=env.get("FARANDOLE_SURVIVES") == "1",
+            )
         except (KeyError, ValueError) as error:
             raise ConfigError("FARANDOLE_MEMBER", f"is set, but not as a launcher sets it ({error})") from error
 
@@ -63,69 +59,31 @@ class MemberEnvironment:
             "FARANDOLE_MEMBER": str(self.number),
             "FARANDOLE_LAUNCHER": self.launcher,
             "FARANDOLE_MEMBER_SECRET": self.secret.hex(),
+            "FARANDOLE_SURVIVES": "1" if self.survives else "0",
             "HOROVOD_ELASTIC": "1",
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A member wants a place, for a state of so many commits; -1: it has none."""
+def is_launcher_lost(address: str) -> bool:
+    """Return whether the launcher that listened at `address` has ended: its host refuses connections. Blocks up to 4 s.
 
-    commits: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pong:
-    """A member is alive, and has finished so many operations in its generation."""
-
-    operations: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """The launcher asks whether the member is alive."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hosts:
-    """The job's hosts have changed since the member got its place."""
-
-    added: bool = False
-    removed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A member's rank in a generation, the identities of all ranks' hosts, and where the ranks meet.
-
-    The local rank is the member's slot on its host: it stays the same for life, as the GPU of that number does."""
-
-    rank: int
-    local_rank: int
-    generation: int
-    hosts: list[str]
-    address: str
-    secret: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """The training has ended, or has no place for the member any more."""
-
-    why: str
-
-
-FROM_MEMBER = Kinds[Ready | Pong](Ready, Pong)
-_FROM_LAUNCHER = Kinds[Ping | Hosts | Place | Leave](Ping, Hosts, Place, Leave)
+    A launcher whose host does not answer may still form generations."""
+    end = time.monotonic() + LOST
+    while not has_ended(address):
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 class _Channel:
     """This member's connection to the launcher. A thread reads it, and answers the launcher's questions at once."""
 
-    def __init__(self, member: MemberEnvironment, timeout: timedelta) -> None:
+    def __init__(self, member: MemberEnvironment, config: Config) -> None:
         me = f"member {member.number}".encode()
+        self._patience = config.elastic_timeout
         try:
-            self._sock, _ = dial(member.launcher, member.secret, me=me, deadline=Deadline(timeout))
+            self._sock, _ = dial(member.launcher, member.secret, me=me, deadline=Deadline(config.start_timeout))
         except OSError as error:
             text = f"member {member.number} could not reach the launcher of its elastic job: {error}"
             raise RendezvousError(text, where=member.launcher) from error
@@ -134,23 +92,32 @@ class _Channel:
         self._changed = threading.Condition()
         self._answers: list[Place | Leave] = []  # at most one
         self._lost = ""
+        self._election = Election(member.number, member.secret) if member.survives else None
         self.changes = Hosts()
         self.stats: Callable[[], Mapping[str, int]] = dict
         self._thread = threading.Thread(target=self._listen, name="farandole-elastic", daemon=True)
         self._thread.start()
 
     def ask(self, commits: int) -> Place | Leave:
-        """Ask for a place, and return the launcher's answer. Blocks as long as the launcher is there."""
+        """Ask for a place, and return the launcher's answer. Blocks as long as the launcher is there.
+
+        When it is lost and the job survives that, the members that are left form a generation by themselves."""
         with self._changed:
             self._answers.clear()
             self.changes = Hosts()
-        self._send(Ready(commits))
+        self._send(Ready(commits, [] if self._election is None else self._election.addresses))
         with self._changed:
             while not (self._answers or self._lost):
                 self._changed.wait(1.0)  # with a limit, so that Ctrl-C is noticed
-            if not self._answers:
+            answer = self._answers.pop() if self._answers else None
+        election = self._election
+        if answer is None:
+            if election is None or not election.is_possible or not is_launcher_lost(self._where):
                 raise RendezvousError(f"the launcher of this elastic job is lost ({self._lost})", where=self._where)
-            return self._answers.pop()
+            answer = election.elect(commits, self._patience)
+        if election is not None and isinstance(answer, Place):
+            election.take(answer)
+        return answer
 
     def close(self) -> None:
         """End the connection and the thread; idempotent."""
@@ -159,6 +126,8 @@ class _Channel:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._sock.close()
+        if self._election is not None:
+            self._election.close()
 
     def _send(self, message: Ready | Pong) -> None:
         with contextlib.suppress(OSError), self._changed:  # the reading thread notices that the launcher is gone
@@ -167,7 +136,7 @@ class _Channel:
     def _listen(self) -> None:
         try:
             while True:
-                message = _FROM_LAUNCHER.receive(self._sock, limit=LARGEST)
+                message = FROM_LAUNCHER.receive(self._sock, limit=LARGEST)
                 if isinstance(message, Ping):
                     self._send(Pong(self.stats().get("operations", 0)))
                     continue
@@ -186,6 +155,8 @@ class _Channel:
 
 class ElasticRendezvous(TcpRendezvous):
     """Rendezvous of one generation of an elastic job, whose launcher has given this process a rank."""
+
+    _patient = False  # the server was there before this place was given: it is lost if it refuses connections
 
     def __init__(self, channel: _Channel, place: Place) -> None:
         super().__init__(place.address, place.rank, len(place.hosts), place.secret, place.generation)
@@ -225,7 +196,7 @@ class ElasticRendezvous(TcpRendezvous):
 
 def meet_in_elastic_job(member: MemberEnvironment, config: Config) -> ElasticRendezvous:
     """Connect to the launcher and wait for this member's first place; see `ElasticRendezvous.next`."""
-    channel = _Channel(member, config.start_timeout)
+    channel = _Channel(member, config)
     try:
         return _take_place(channel, commits=-1)
     except BaseException:
