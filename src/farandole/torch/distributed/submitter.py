@@ -5,8 +5,11 @@ from functools import partial
 from typing import Protocol, TypeAlias, cast
 
 import torch
-from torch._C._profiler import _RecordFunctionFast
-from torch.autograd import profiler
+from torch.autograd import (  # type: ignore[attr-defined]  # torch's stub lacks them
+    _record_function_with_args_enter,
+    _record_function_with_args_exit,
+    profiler,
+)
 
 from farandole.core.operations.request import Request
 from farandole.errors import CollectiveError, MismatchError
@@ -69,8 +72,8 @@ class Submitter:
         torch's profiler shows the inputs `given`, by default the results."""
         what = request.name
         if profiler._is_profiler_enabled and not recorded:
-            start_it = partial(self.submit, request, signature, tensors, results, now, finish, recorded=True)
-            return self._record(what, results if given is None else given, start_it)
+            start_it = partial(self.submit, request, signature, tensors, results, False, finish, recorded=True)
+            return self._record(what, results if given is None else given, start_it, now)
         explained = partial(self._explained, what, tensors[0][0] if isinstance(tensors[0], list) else tensors[0])
         operation = self._names.next((what, signature))
         start = self._engine.run if now else self._engine.start
@@ -107,10 +110,24 @@ class Submitter:
         pending = [underway for work in works if (underway := work.take()) is not None]
         return Work(results, Underway(pending, results, lambda error: error) if pending else None, self._follower)
 
-    def _record(self, what: str | None, tensors: Sequence[Tensor], start: Callable[[], Work]) -> Work:
-        """Start an operation, or run it to its end, as an event of torch's profiler, which runs."""
-        with _RecordFunctionFast(f"{self._title}:{what}", list(tensors)):
-            return start()
+    def _record(
+        self, what: str | None, tensors: Sequence[Tensor], start: Callable[[], Work], now: bool = False
+    ) -> Work:
+        """Start an operation, with `now` run it to its end, as an event of torch's profiler, which runs."""
+        record = _record_function_with_args_enter(f"{self._title}:{what}", *tensors)
+        try:
+            work = start()
+            assert work.underway is not None
+        except BaseException:
+            _record_function_with_args_exit(record)
+            raise
+        # An event that ends in another thread is asynchronous: other operations are beside it, not below it.
+        end = partial(torch.ops.profiler._call_end_callbacks_on_jit_fut, record)
+        ended = self._follower.future_of(work.underway, end)
+        if now:
+            work.wait()
+            ended.wait()  # the thread that ends it is at it
+        return work
 
     def _explained(self, what: str | None, tensor: Tensor | None, error: CollectiveError) -> CollectiveError:
         """Put torch's name of the operation into its error."""

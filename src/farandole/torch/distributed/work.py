@@ -197,6 +197,10 @@ class Transfer(Work):
         return self._part.source()
 
 
+def _same(future: Future[Results]) -> Future[Results]:
+    return future
+
+
 class Follower:
     """Thread that waits, one after the other, for the collectives with futures; it starts with the first one.
 
@@ -209,11 +213,13 @@ class Follower:
         self._lock = threading.Lock()
         self.unawaited: deque[Work] = deque(maxlen=MOST_UNAWAITED)
 
-    def future_of(self, underway: Underway) -> Future[Results]:
-        """Return a future that completes with `underway`."""
+    def future_of(
+        self, underway: Underway, attach: Callable[[Future[Results]], Future[Results]] = _same
+    ) -> Future[Results]:
+        """Return a future that completes with `underway`, as `attach` returns it while it cannot be complete yet."""
         outcome: Future[Results | Exception] = new_future(underway.gpus)
         # An exception set on a future reaches Python only; a failing callback reaches C++ too.
-        future: Future[Results] = outcome.then(_result_of)
+        future = attach(outcome.then(_result_of))
         self._follow(underway, outcome.set_result)
         return future
 
