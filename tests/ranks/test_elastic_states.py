@@ -1,5 +1,6 @@
 """States of elastic training, on ranks that are threads: what they save, restore, and take over from rank 0."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -245,6 +246,51 @@ def test_torch_gradients_of_a_dead_engine_are_dropped(in_elastic_job: None) -> N
         assert model.weight.grad is None
 
     run_ranks(1, body)
+
+
+def test_torch_state_without_copies_is_that_of_ranks_whose_optimizer_has_not_stepped() -> None:
+    require("torch")
+    import torch
+
+    import farandole.torch as hvd
+
+    def body(context: Context) -> None:
+        model = torch.nn.BatchNorm1d(3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        state = hvd.elastic.TorchState(model, optimizer, copies=False, step=0)
+        assert not state.is_shared()
+
+        def backward() -> None:
+            optimizer.zero_grad()
+            model(torch.rand(4, 3)).sum().backward()
+
+        state.sync()
+        state.hold()
+        backward()
+        optimizer.step()
+        state.step += 1
+        state.commit()
+        committed = copy.deepcopy(model.state_dict())
+        backward()
+        optimizer.synchronize()
+        optimizer.param_groups[0]["lr"] = 7.0
+        if context.rank == 0:  # this rank was behind when the loss came
+            state.restore()
+            assert state.held_commits == 1 and optimizer.param_groups[0]["lr"] == 0.1
+            assert all(torch.equal(value, committed[name]) for name, value in model.state_dict().items())
+        else:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            state.restore()
+            assert state.held_commits == -1
+        assert not state.is_shared()
+        state.sync()
+        state.hold()
+        assert state.is_shared() and state.step == 1 and optimizer.param_groups[0]["lr"] == 0.1
+        assert all(torch.equal(value, committed[name]) for name, value in model.named_parameters())
+
+    run_ranks(2, body)
 
 
 def test_torch_adasum_and_sets_that_a_rank_leaves_follow_the_job(in_elastic_job: None) -> None:

@@ -5,10 +5,15 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from farandole.core import default
 from farandole.core.operations.objects import broadcast_object
+from farandole.errors import FarandoleError
 
-__all__ = ["LoaderStateHandler", "Resizable", "StateHandler"]
+__all__ = ["LoaderStateHandler", "Resizable", "StateHandler", "StateLost"]
 
 V = TypeVar("V")
+
+
+class StateLost(FarandoleError):
+    """A handler has no copy of what was saved, and the value has changed since; another rank may have it."""
 
 
 class StateHandler(Generic[V]):
@@ -22,7 +27,7 @@ class StateHandler(Generic[V]):
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Give the value the state that `save` has kept."""
+        """Give the value the state that `save` has kept; raises `StateLost` if there is no copy of it."""
         raise NotImplementedError
 
     def sync(self) -> None:

@@ -53,7 +53,9 @@ def run_fn(func: Callable[Concatenate[S, P], R], reset: Callable[[int], None]) -
         while True:
             try:
                 if not synced:
-                    state.sync()
+                    # After a loss the others often hold the same state.
+                    if not state.is_shared():
+                        state.sync()
                     state.hold()
                     synced = True
                 return func(state, *args, **kwargs)

@@ -1,6 +1,7 @@
 """States of elastic training: what ranks save, restore, and take over from rank 0."""
 
 import copy
+from array import array
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -9,7 +10,7 @@ from farandole.core.operations import kinds
 from farandole.core.operations.objects import broadcast_object
 from farandole.core.operations.reduction import Max, Reduction
 from farandole.core.operations.request import Request
-from farandole.elastic.handlers import LoaderStateHandler, Resizable, StateHandler
+from farandole.elastic.handlers import LoaderStateHandler, Resizable, StateHandler, StateLost
 from farandole.errors import FarandoleError
 
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "State"]
@@ -96,6 +97,14 @@ class State:
         if added or removed:
             raise HostsUpdatedInterrupt(skip_sync=not added)
 
+    def is_shared(self) -> bool:
+        """Return whether all ranks hold the state of one commit, which is the same on all. All ranks must call it."""
+        least_and_most = array("q", (-self.held_commits, self.held_commits))
+        if default.size() > 1:
+            request = Request(kinds.ALLREDUCE, reduction=Reduction(Max))
+            default.membership().engine.run(request, "elastic.held_commits", least_and_most, least_and_most)
+        return -least_and_most[0] == least_and_most[1] >= 0
+
     def hold(self) -> None:
         """Note that all ranks have rank 0's state, with its number of commits; `run` calls this after `sync`."""
         self._commits = broadcast_object(self._commits, 0, "elastic.commits")
@@ -150,9 +159,12 @@ class ObjectState(State):
         self._saved_state = {name: self._copy(getattr(self, name)) for name in self._saved_state}
 
     def restore(self) -> None:
-        """Go back to the copy that `save` has kept."""
-        for handler in self._handlers.values():
-            handler.restore()
+        """Go back to the copy that `save` has kept, or else take over the next rank 0's state."""
+        try:
+            for handler in self._handlers.values():
+                handler.restore()
+        except StateLost:
+            self._holds = False
         self._set_attrs()
 
     def sync(self) -> None:

@@ -168,9 +168,11 @@ class Election:
         with self._changed:
             came, self._came = self._came, {}
             present = {number for number in place.members if number in came} | {self._me}
-            if len(present) >= place.least and len(present) > unknown:
+            held = max([mine.commits, *(came[number].standing.commits for number in present - {self._me})])
+            if len(present) >= place.least and len(present) > unknown and held >= 0:
                 return self._form(place, mine, {number: came[number] for number in present - {self._me}})
         missing = f", and {unknown} that do not answer" if unknown else ""
+        missing += ", none of which has the state of the training" if held < 0 else ""
         why = f"the launcher is lost, {len(present)} ranks are left{missing}; {place.least} are needed (--min-np)"
         for each in came.values():
             with contextlib.suppress(OSError), each.sock:

@@ -1,7 +1,7 @@
 """Handlers: how one kind of value in a `TorchState` is saved, restored and taken over from rank 0."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from farandole.core.operations.objects import broadcast_object
 from farandole.elastic import StateHandler
+from farandole.elastic.handlers import StateLost
 from farandole.torch.elastic.sampler import ElasticSampler
 from farandole.torch.front import Front
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
@@ -31,10 +32,18 @@ class ModelStateHandler(StateHandler[torch.nn.Module]):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__(model)
         self._saved: dict[str, Any] = {}
+        self._stepped: set[torch.Tensor] = set()
+        self.save()
+
+    def leave_out(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Keep no copies of `parameters`, which change in steps of an optimizer only."""
+        self._stepped, self._saved = set(parameters), {}
         self.save()
 
     def save(self) -> None:
-        self._saved = _copied(self._state(), self._saved)
+        pairs = self.value.named_parameters(remove_duplicate=False) if self._stepped else ()
+        stepped = {name for name, parameter in pairs if parameter in self._stepped}
+        self._saved = _copied({name: each for name, each in self._state().items() if name not in stepped}, self._saved)
 
     def restore(self) -> None:
         self.value.load_state_dict(self._saved, strict=False)
@@ -60,13 +69,37 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
         self._saved: dict[str, Any] = {}
+        self._copies, self._has_stepped = True, False
         self.save()
 
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters that the optimizer changes."""
+        return [parameter for group in self.value.param_groups for parameter in group["params"]]
+
+    def leave_out(self) -> None:
+        """Keep no copies of the optimizer's state, which changes in its steps only: copy its options."""
+        self._copies, self._saved = False, {}
+        # Called once all gradients are reduced, before anything is changed.
+        self.value.register_step_pre_hook(self._note_step)
+        self.save()
+
+    def _note_step(self, optimizer: object, args: object, kwargs: object) -> None:
+        self._has_stepped = True
+
     def save(self) -> None:
-        self._saved = _copied(self.value.state_dict(), self._saved)
+        state = self.value.state_dict()
+        self._saved = _copied(state if self._copies else {"param_groups": state["param_groups"]}, self._saved)
+        self._has_stepped = False
 
     def restore(self) -> None:
         self._drop_gradients()
+        if not self._copies:
+            if self._has_stepped:
+                raise StateLost
+            for group, saved in zip(self.value.param_groups, copy.deepcopy(self._saved["param_groups"]), strict=True):
+                group.update({**saved, "params": group["params"]})
+            return
         # The optimizer keeps the tensors that it is given and changes them in place.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
@@ -80,9 +113,8 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
         # Some were reduced when a rank was lost, others not, and new ranks have none.
         if isinstance(self.value, Front):
             self.value.rejoin()
-        for group in self.value.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        for parameter in self.parameters:
+            parameter.grad = None
 
 
 class SamplerStateHandler(StateHandler[ElasticSampler]):
