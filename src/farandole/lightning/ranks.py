@@ -204,7 +204,7 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
     def _finish(self) -> None:
         reducer = self._reducer
         if reducer is not None and not reducer.paused:
-            reducer.finish(self.lightning_module.parameters())
+            reducer.finish()
 
     def optimizer_step(
         self,

@@ -3,10 +3,19 @@
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
-__all__ = ["Flight", "InFlight"]
+__all__ = ["Flight", "InFlight", "Origin", "plain"]
+
+
+class Origin(NamedTuple):
+    """The parameter of a gradient in flight, and a function that waits until the gradient is reduced."""
+
+    # Weak, because the garbage collector does not see what a parameter's gradient refers to.
+    parameter: "weakref.ref[torch.Tensor]"
+    look: Callable[[], None]
 
 
 class InFlight(torch.Tensor):
@@ -15,21 +24,20 @@ class InFlight(torch.Tensor):
     Every use (clipping, a norm, a gradient scaler) waits for the reduction and then gets the reduced gradient. Only
     Python waits: autograd itself adds to the memory directly."""
 
+    __slots__ = ("origin", "plain")
     plain: torch.Tensor
-    # Weak, because the garbage collector does not see what a parameter's gradient refers to.
-    _parameter: "weakref.ref[torch.Tensor]"
-    _look: Callable[[torch.Tensor], None]
+    origin: Origin
 
     @classmethod
-    def cover(cls, parameter: torch.Tensor, look: Callable[[torch.Tensor], None]) -> None:
-        """Cover the gradient of `parameter`; `look` is called with the parameter to wait for the reduction."""
+    def cover(cls, parameter: torch.Tensor, origin: Origin) -> None:
+        """Cover the gradient of `parameter`, which `origin` refers to."""
         plain = parameter.grad
-        if plain is None or isinstance(plain, cls):
+        if plain is None or type(plain) is cls:
             return
         # A sparse tensor cannot be of another class: a dense one without memory stands for it.
         body = torch.zeros((), dtype=plain.dtype, device=plain.device).expand(plain.shape) if plain.is_sparse else plain
         cover = body.as_subclass(cls)
-        cover.plain, cover._parameter, cover._look = plain, weakref.ref(parameter), look
+        cover.plain, cover.origin = plain, origin
         parameter.grad = cover
 
     @classmethod
@@ -43,8 +51,9 @@ class InFlight(torch.Tensor):
     @classmethod
     def uncover(cls, parameter: torch.Tensor) -> None:
         """Restore the plain gradient of `parameter`, if it is covered."""
-        if isinstance(parameter.grad, cls):
-            parameter.grad = parameter.grad.plain
+        cover = parameter.grad
+        if type(cover) is cls:
+            parameter.grad = cover.plain
 
     @classmethod
     def __torch_function__(
@@ -59,10 +68,15 @@ class InFlight(torch.Tensor):
 
     def reduced(self) -> torch.Tensor:
         """Wait for the reduction and return the reduced gradient."""
-        parameter = self._parameter()
+        parameter = self.origin.parameter()
         if parameter is not None and parameter.grad is self:
-            self._look(parameter)
+            self.origin.look()
         return self.plain
+
+
+def plain(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Return `gradient`, or what it covers, reduced or not."""
+    return gradient.plain if type(gradient) is InFlight else gradient
 
 
 def _reduced(value: object) -> object:

@@ -53,7 +53,7 @@ class _Distributed(Front):
         Blocks until every rank has taken part. A parameter without a gradient on this rank counts as zeros. Follow it
         by `with optimizer.skip_synchronize(): optimizer.step()`."""
         if not self._alone:
-            self._reducer.finish(_parameters(self))
+            self._reducer.finish()
             if self._sparse_again:
                 _make_sparse(_parameters(self))
         self._synchronized = True

@@ -2,20 +2,21 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from farandole.core.operations import kinds
-from farandole.core.operations.compression import Compressor
+from farandole.core.operations.compression import Compressor, NoneCompressor
 from farandole.core.operations.gradients import GradientOptions, Passes
 from farandole.core.operations.request import Request
 from farandole.core.process_sets.process_set import is_alone
 from farandole.errors import InvalidRequest
-from farandole.torch.flight import Flight, InFlight
+from farandole.torch.flight import Flight, InFlight, Origin, plain
 from farandole.torch.ops import allreduce, requests
 from farandole.torch.sparse import sparse_allreduce_async
 
@@ -45,28 +46,33 @@ class Reducer:
         options: GradientOptions[torch.Tensor],
         attach: bool = True,
     ) -> None:
-        self._names, self._groups, self._options = names, [list(group) for group in groups], options
+        # Within this class a parameter is its place in these lists: the hash of a tensor is a call of Python.
+        self._parameters: list[Parameter] = []
+        self._names: list[str] = []
+        self._origins: list[Origin] = []
+        self._groups: list[list[int]] = []
+        self._options = options
         self._request = Request(kinds.ALLREDUCE, reduction=options.reduction, process_set=options.process_set)
         self._attach = attach
         self.paused = False
-        self._passes = Passes(self._groups, passes)
-        self._flights: dict[Parameter, Flight] = {}
-        self._held: dict[Parameter, torch.Tensor] = {}
+        self._flights: dict[int, Flight] = {}
+        self._held: dict[int, torch.Tensor] = {}
         self._held_bytes = 0
         self._looked_at = False
         # autograd runs the hooks in one thread per device. Held for changes of the fields, never during a wait.
         self._changing = threading.RLock()
-        self._look = partial(_looked, weakref.ref(self))
-        self._sparse: set[Parameter] = set()
-        self._hooks: dict[Parameter, RemovableHandle] = {}
+        self._sparse: set[int] = set()
+        self._hooks: dict[int, RemovableHandle] = {}
         # Not at exit: the hooks die with the process anyway.
         weakref.finalize(self, _remove_hooks, self._hooks).atexit = False
+        self._include(names, groups)
+        self._passes = Passes(self._groups, passes)
         self.watch()
 
     @property
     def names(self) -> dict[Parameter, str]:
         """Return the names by parameter, which are the same on all ranks."""
-        return dict(self._names)
+        return dict(zip(self._parameters, self._names, strict=True))
 
     @property
     def started(self) -> bool:
@@ -80,9 +86,17 @@ class Reducer:
 
     def add(self, parameters: Sequence[Parameter], names: dict[Parameter, str]) -> None:
         """Add parameters, each reduced on its own."""
-        self._names = self._names | names
-        self._groups += [[parameter] for parameter in parameters]
+        self._include(names, [[parameter] for parameter in parameters])
         self.set_passes(self._passes.per_step)
+
+    def _include(self, names: dict[Parameter, str], groups: Iterable[Iterable[Parameter]]) -> None:
+        reducer, begin = weakref.ref(self), len(self._parameters)
+        places = {parameter: begin + index for index, parameter in enumerate(names)}
+        for parameter, place in places.items():
+            self._origins.append(Origin(weakref.ref(parameter), partial(_looked, reducer, place)))
+        self._parameters += names
+        self._names += names.values()
+        self._groups += [[places[parameter] for parameter in group] for group in groups]
 
     def set_passes(self, passes: int) -> None:
         """Reduce after this many backward passes, and reset the counts."""
@@ -92,46 +106,47 @@ class Reducer:
 
     def watch(self) -> None:
         """Hook the parameters that require a gradient and are not hooked yet."""
-        if not self._attach:
+        if not self._attach or len(self._hooks) == len(self._parameters):
             return
         reducer = weakref.ref(self)
-        for parameter in self._names:
-            if parameter.requires_grad and parameter not in self._hooks:
-                self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(partial(_accumulated, reducer))
+        for place, parameter in enumerate(self._parameters):
+            if place not in self._hooks and parameter.requires_grad:
+                hook = partial(_accumulated, reducer, place)
+                self._hooks[place] = parameter.register_post_accumulate_grad_hook(hook)
 
-    def accumulated(self, parameter: Parameter) -> None:
-        """Count one backward pass of `parameter`, and start what is due."""
+    def accumulated(self, place: int) -> None:
+        """Count one backward pass of the parameter at `place` among the names, and start what is due."""
         if self.paused:
             return
         with self._changing:
-            flight = self._flights.get(parameter)
-            if flight is not None and flight.was_replaced(parameter):
+            flight = self._flights.get(place)
+            if flight is not None and flight.was_replaced(self._parameters[place]):
                 self.reset()  # a gradient scaler skipped the last step, and other code cleared the gradients
-            group = self._passes.add(parameter)
+            group = self._passes.add(place)
             if group:
                 self._start(group)
                 if self._held_bytes >= HELD_BYTES:
                     self._release(wake=True)
-            if self._passes.complete(parameter):
-                for member in group or (parameter,):
-                    InFlight.cover(member, self._look)
+            if group or self._passes.complete(place):
+                for member in group or (place,):
+                    InFlight.cover(self._parameters[member], self._origins[member])
 
-    def look(self, parameter: Parameter) -> None:
-        """Wait until the gradient of `parameter` is reduced, unless it waits for others to be reduced with."""
+    def look(self, place: int) -> None:
+        """Wait until the gradient at `place` is reduced, unless it waits for others to be reduced with."""
         with self._changing:
             self._looked_at = True
-            self._release(wake=parameter not in self._held)
-            flight = self._flights.get(parameter)
+            self._release(wake=place not in self._held)
+            flight = self._flights.get(place)
         if flight is not None:
             flight.wait()
 
-    def finish(self, parameters: Iterable[Parameter]) -> None:
-        """Reduce all gradients of `parameters`; those missing on this rank count as zeros.
+    def finish(self) -> None:
+        """Reduce all gradients; those missing on this rank count as zeros.
 
         Blocks until every rank has taken part. Raises the first failure once no gradient is written to any more, and
         `InvalidRequest` if gradients were read before one was reduced that only other ranks had."""
         failed: list[Exception] = []
-        late = self._passes.rest(p for p in parameters if p.requires_grad or p.grad is not None)
+        late = [] if self._passes.all_due else self._passes.rest(self._wanted())
         looked_at = self._looked_at
         try:
             for group in late:
@@ -147,12 +162,18 @@ class Reducer:
             self._refuse_late(late)
         self.watch()
 
-    def _refuse_late(self, groups: Iterable[Sequence[Parameter]]) -> None:
-        for parameter in (parameter for group in groups for parameter in group):
-            gradient = parameter.grad
+    def _wanted(self) -> Iterator[int]:
+        """Yield the places of the parameters that have a gradient, or may have one on another rank."""
+        for place, parameter in enumerate(self._parameters):
+            if parameter.requires_grad or parameter.grad is not None:
+                yield place
+
+    def _refuse_late(self, groups: Iterable[Sequence[int]]) -> None:
+        for place in (place for group in groups for place in group):
+            gradient = self._parameters[place].grad
             if gradient is not None and (gradient.coalesce().values() if gradient.is_sparse else gradient).any():
                 raise InvalidRequest(
-                    self._names[parameter],
+                    self._names[place],
                     "has no gradient from this rank's backward pass, but one from other ranks, and gradients were read "
                     "(clipped, unscaled, ...) before it was reduced, so the ranks would differ. Call "
                     "optimizer.synchronize() after backward, and step in optimizer.skip_synchronize()",
@@ -171,7 +192,7 @@ class Reducer:
         with self._changing:
             self._release(wake=True)  # the other ranks may have done so already
             self._passes.reset()
-            for parameter in self._names:
+            for parameter in self._parameters:
                 InFlight.uncover(parameter)
             self._flights.clear()
             self._looked_at = False
@@ -190,17 +211,18 @@ class Reducer:
         self.watch()
         return alone
 
-    def _start(self, group: Sequence[Parameter]) -> None:
-        gradients = [self._gradient(parameter) for parameter in group]
-        first = group[0]
-        if gradients[0].is_sparse:
+    def _start(self, group: Sequence[int]) -> None:
+        gradients = [self._gradient(place) for place in group]
+        first, place = gradients[0], group[0]
+        if first.is_sparse:
             summed = sparse_allreduce_async(
-                gradients[0], self._names[first], self._options.reduction.op, self._options.process_set
+                first, self._names[place], self._options.reduction.op, self._options.process_set
             )
-            self._flights[first] = Flight(group, partial(_complete_sparse, first, summed))
+            parameter = self._parameters[place]
+            self._flights[place] = Flight([parameter], partial(_complete_sparse, parameter, summed))
         elif len(group) == 1:
-            self._held[first] = gradients[0]
-            self._held_bytes += gradients[0].nbytes
+            self._held[place] = first
+            self._held_bytes += first.nbytes
         else:
             self._fly(group, gradients, self._reduce_group)
 
@@ -208,71 +230,71 @@ class Reducer:
         """Start reducing the gradients held back; without `wake` the caller waits at once."""
         if self._held:
             held, self._held, self._held_bytes = self._held, {}, 0
-            self._fly(tuple(held), list(held.values()), partial(self._reduce_each, wake=wake))
+            self._fly(list(held), list(held.values()), partial(self._reduce_each, wake=wake))
 
     def _fly(
         self,
-        parameters: Sequence[Parameter],
-        gradients: Sequence[torch.Tensor],
-        start: Callable[[Sequence[Parameter], list[torch.Tensor]], Callable[[], object]],
+        places: Sequence[int],
+        gradients: list[torch.Tensor],
+        start: Callable[[Sequence[int], list[torch.Tensor]], Callable[[], object]],
     ) -> None:
+        compression = self._options.compression
         # A channels-last gradient is not contiguous, so a copy is reduced.
-        packed = [self._options.compression.compress(gradient.contiguous()) for gradient in gradients]
-        tensors, contexts = [tensor for tensor, _ in packed], [ctx for _, ctx in packed]
-        complete = partial(
-            _complete, gradients, tensors, contexts, self._options.compression, start(parameters, tensors)
-        )
-        self._flights.update(dict.fromkeys(parameters, Flight(parameters, complete)))
+        tensors = list(map(torch.Tensor.contiguous, gradients))
+        if type(compression) is NoneCompressor and all(map(is_, tensors, gradients)):
+            complete = start(places, gradients)
+        else:
+            packed = [compression.compress(tensor) for tensor in tensors]
+            tensors, contexts = [tensor for tensor, _ in packed], [ctx for _, ctx in packed]
+            complete = partial(_complete, gradients, tensors, contexts, compression, start(places, tensors))
+        flight = Flight([self._parameters[place] for place in places], complete)
+        self._flights.update(dict.fromkeys(places, flight))
 
-    def _reduce_each(
-        self, parameters: Sequence[Parameter], tensors: list[torch.Tensor], wake: bool
-    ) -> Callable[[], object]:
-        names = [self._names[parameter] for parameter in parameters]
-        return requests.start_each(self._request, names, tensors, wake).wait
+    def _reduce_each(self, places: Sequence[int], tensors: list[torch.Tensor], wake: bool) -> Callable[[], object]:
+        return requests.start_each(self._request, [self._names[place] for place in places], tensors, wake).wait
 
-    def _reduce_group(self, parameters: Sequence[Parameter], tensors: list[torch.Tensor]) -> Callable[[], object]:
-        request = self._request.renamed(self._names[parameters[0]], grouped=True)
+    def _reduce_group(self, places: Sequence[int], tensors: list[torch.Tensor]) -> Callable[[], object]:
+        request = self._request.renamed(self._names[places[0]], grouped=True)
         return requests.start(request, tensors, write=True).wait
 
-    def _gradient(self, parameter: Parameter) -> torch.Tensor:
+    def _gradient(self, place: int) -> torch.Tensor:
         """Return the tensor to reduce: the gradient, made dense if requested, or zeros if this rank has none."""
-        InFlight.uncover(parameter)
-        gradient = parameter.grad
+        parameter = self._parameters[place]
+        gradient = plain(parameter.grad)
         if gradient is None:
             # Other ranks may have one. If it was sparse before, theirs is sparse again.
             gradient = torch.zeros_like(parameter, requires_grad=False)
-            parameter.grad = gradient.to_sparse(1) if parameter in self._sparse else gradient
+            parameter.grad = gradient = gradient.to_sparse(1) if place in self._sparse else gradient
         elif gradient.requires_grad:
             raise InvalidRequest(
-                self._names[parameter],
+                self._names[place],
                 "the gradient requires a gradient itself (backward(create_graph=True)) and cannot be reduced in place",
             )
         elif gradient.is_sparse and self._options.sparse_as_dense:
-            parameter.grad = gradient.to_dense()
+            parameter.grad = gradient = gradient.to_dense()
         elif gradient.is_sparse:
-            self._refuse_sparse_in_group(parameter)
-            self._sparse.add(parameter)
-        assert parameter.grad is not None
-        return parameter.grad
+            self._refuse_sparse_in_group(place)
+            self._sparse.add(place)
+        return gradient
 
-    def _refuse_sparse_in_group(self, parameter: Parameter) -> None:
-        if any(len(group) > 1 and any(member is parameter for member in group) for group in self._groups):
+    def _refuse_sparse_in_group(self, place: int) -> None:
+        if any(len(group) > 1 and place in group for group in self._groups):
             raise InvalidRequest(
-                self._names[parameter],
+                self._names[place],
                 "a sparse gradient cannot be reduced in a group; pass sparse_as_dense=True or leave it out of groups",
             )
 
 
-def _accumulated(reducer: "weakref.ref[Reducer]", parameter: Parameter) -> None:
+def _accumulated(reducer: "weakref.ref[Reducer]", place: int, parameter: Parameter) -> None:
     alive = reducer()
     if alive is not None:
-        alive.accumulated(parameter)
+        alive.accumulated(place)
 
 
-def _looked(reducer: "weakref.ref[Reducer]", parameter: Parameter) -> None:
+def _looked(reducer: "weakref.ref[Reducer]", place: int) -> None:
     alive = reducer()
     if alive is not None:
-        alive.look(parameter)
+        alive.look(place)
 
 
 def _collect(act: Callable[[], None], failed: list[Exception]) -> None:
@@ -282,7 +304,7 @@ def _collect(act: Callable[[], None], failed: list[Exception]) -> None:
         failed.append(error)
 
 
-def _remove_hooks(hooks: dict[Parameter, RemovableHandle]) -> None:
+def _remove_hooks(hooks: dict[int, RemovableHandle]) -> None:
     for hook in hooks.values():
         hook.remove()
 

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ import torch
 
 from farandole.core.operations.gradients import GradientOptions
 from farandole.torch import reducer
-from farandole.torch.flight import Flight, InFlight
+from farandole.torch.flight import Flight, InFlight, Origin
 from farandole.torch.reducer import Reducer
 
 STEPS = 30
@@ -42,9 +43,9 @@ def test_threads_that_accumulate_at_the_same_time_lose_no_gradient() -> None:
         requested.update(names)
         return mock.Mock()
 
-    def accumulate(some: Sequence[torch.Tensor]) -> None:
-        for parameter in some:
-            reducing.accumulated(parameter)
+    def accumulate(places: Sequence[int]) -> None:
+        for place in places:
+            reducing.accumulated(place)
 
     with (
         mock.patch.object(reducer.requests, "start_each", start_each),
@@ -53,12 +54,12 @@ def test_threads_that_accumulate_at_the_same_time_lose_no_gradient() -> None:
         for step in range(1, STEPS + 1):
             for parameter in parameters:
                 parameter.grad = torch.ones(4)
-            threads = [threading.Thread(target=accumulate, args=(parameters[device::2],)) for device in (0, 1)]
+            threads = [threading.Thread(target=accumulate, args=(range(device, 300, 2),)) for device in (0, 1)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-            reducing.finish(parameters)
+            reducing.finish()
             assert requested == dict.fromkeys(names.values(), step)
 
 
@@ -98,6 +99,6 @@ def test_a_thread_that_reads_a_sparse_gradient_never_sees_one_that_is_not_reduce
 
     parameter = Watched(torch.zeros(3))
     parameter.grad = torch.ones(3).to_sparse()
-    InFlight.cover(parameter, lambda _: None)
+    InFlight.cover(parameter, Origin(weakref.ref(parameter), lambda: None))
     Flight([parameter], lambda: reducer._complete_sparse(parameter, lambda: total)).wait()
     assert [each is total for each in read] == [True] and parameter.grad is total

@@ -125,6 +125,11 @@ class Passes(Generic[P]):
         """Return whether a gradient was counted, or a group became due, since the last `reset`."""
         return bool(self._done) or bool(self._due)
 
+    @property
+    def all_due(self) -> bool:
+        """Return whether every group became due since the last `reset`."""
+        return len(self._due) == len(self._members)
+
     def add(self, parameter: P) -> tuple[P, ...]:
         """Count one pass, and return the parameters of the group if it is due now, else ().
 
