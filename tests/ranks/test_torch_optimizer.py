@@ -400,6 +400,19 @@ def test_sparse_allreduce_equals_the_dense_one() -> None:
     run_ranks(3, body)
 
 
+@pytest.mark.parametrize("rows, sent", [([0, 0, 0, 4], 2), ([0, 1, 2, 3, 4, 4], 6), ([3] * 9, 1)])
+def test_entries_at_one_place_are_added_up_first_where_that_saves_time(rows: list[int], sent: int) -> None:
+    def body(context: Context) -> None:
+        values = torch.arange(2.0 * len(rows)).reshape(-1, 2) + context.rank
+        mine = torch.sparse_coo_tensor(torch.tensor([rows]), values, (50, 2), check_invariants=True)
+        result = hvd.sparse_allreduce_async(mine, "s", hvd.Sum)()
+        assert result._nnz() == 2 * sent
+        torch.testing.assert_close(result.to_dense(), hvd.allreduce(mine.to_dense(), op=hvd.Sum))
+        assert torch.equal(mine._values(), values)
+
+    run_ranks(2, body)
+
+
 def test_channels_last_gradients() -> None:
     def body(context: Context) -> torch.Tensor:
         net = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)

@@ -92,7 +92,7 @@ def _reduced(value: object) -> object:
 class Flight:
     """Gradients of some parameters that are reduced together."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], complete: Callable[[], None]) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], complete: Callable[[], object]) -> None:
         self.parameters, self._complete = parameters, complete
         self._landed: list[torch.Tensor | None] | None = None
         # Without it, a second thread that reads gradients would copy the result over changes of the first one.

@@ -11,14 +11,14 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from farandole.core.operations import kinds
-from farandole.core.operations.compression import Compressor, NoneCompressor
+from farandole.core.operations.compression import Compressor
 from farandole.core.operations.gradients import GradientOptions, Passes
 from farandole.core.operations.request import Request
 from farandole.core.process_sets.process_set import is_alone
 from farandole.errors import InvalidRequest
 from farandole.torch.flight import Flight, InFlight, Origin, plain
-from farandole.torch.ops import allreduce, requests
-from farandole.torch.sparse import sparse_allreduce_async
+from farandole.torch.ops import Compression, allreduce, requests
+from farandole.torch.sparse import start_sparse
 
 __all__ = ["Reducer"]
 
@@ -126,7 +126,8 @@ class Reducer:
             if group:
                 self._start(group)
                 if self._held_bytes >= HELD_BYTES:
-                    self._release(wake=True)
+                    # A thread is about to wait for the last ones, and would have to wait for the engine's thread first.
+                    self._release(wake=not self._passes.all_due)
             if group or self._passes.complete(place):
                 for member in group or (place,):
                     InFlight.cover(self._parameters[member], self._origins[member])
@@ -215,8 +216,12 @@ class Reducer:
         gradients = [self._gradient(place) for place in group]
         first, place = gradients[0], group[0]
         if first.is_sparse:
-            summed = sparse_allreduce_async(
-                first, self._names[place], self._options.reduction.op, self._options.process_set
+            summed = start_sparse(
+                first,
+                self._names[place],
+                self._options.reduction.op,
+                self._options.process_set,
+                wake=not self._passes.all_due,
             )
             parameter = self._parameters[place]
             self._flights[place] = Flight([parameter], partial(_complete_sparse, parameter, summed))
@@ -241,7 +246,7 @@ class Reducer:
         compression = self._options.compression
         # A channels-last gradient is not contiguous, so a copy is reduced.
         tensors = list(map(torch.Tensor.contiguous, gradients))
-        if type(compression) is NoneCompressor and all(map(is_, tensors, gradients)):
+        if compression is Compression.none and all(map(is_, tensors, gradients)):
             complete = start(places, gradients)
         else:
             packed = [compression.compress(tensor) for tensor in tensors]

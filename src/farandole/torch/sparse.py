@@ -1,15 +1,22 @@
-"""Sparse tensors: an allreduce made of two allgathers."""
+"""Sparse tensors: an allreduce made of a grouped allgather."""
 
 from collections.abc import Callable
 
 import torch
 
+from farandole.core.operations import kinds
 from farandole.core.operations.reduction import Average, Sum
+from farandole.core.operations.requests import request_of
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, membership_of
 from farandole.errors import InvalidRequest
-from farandole.torch.ops import allgather_async
+from farandole.torch.ops import requests
 
-__all__ = ["sparse_allreduce_async"]
+__all__ = ["sparse_allreduce_async", "start_sparse"]
+
+
+# Entries at one place are looked for in a table of at least so many bytes per entry, a power of two. Of entries at
+# different places, fewer than 1 in 8 then share a byte with another one.
+_BYTES_PER_ENTRY = 4
 
 
 def sparse_allreduce_async(
@@ -18,24 +25,48 @@ def sparse_allreduce_async(
     """Start adding (op=Sum) or averaging (op=Average) sparse tensors over all ranks; ranks may differ in entries.
 
     Never blocks. Returns a function to call once for the sparse result, which waits until every rank has made the
-    request; coalescing the result adds up entries of several ranks at one place."""
+    request; coalescing the result adds up entries at one place."""
+    return start_sparse(tensor, name, op, process_set, wake=True)
+
+
+def start_sparse(
+    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet, wake: bool
+) -> Callable[[], torch.Tensor]:
+    """Do as `sparse_allreduce_async`; without `wake` the operation starts when this rank waits for one."""
     shown = name or "sparse_allreduce"
     if op not in (Average, Sum):
         raise InvalidRequest(shown, "a sparse tensor can be reduced with op=Average or op=Sum only")
     if tensor.layout is not torch.sparse_coo:
         raise InvalidRequest(shown, f"expected a sparse COO tensor, got layout {tensor.layout}")
-    size = membership_of(process_set, "allgather", name).size
-    # An entry may occur twice, also from one rank: coalescing once here is cheaper than on every rank.
-    mine = tensor.detach().coalesce()
-    # Indices are gathered by entry, so the entries must be the first dimension.
-    indices = allgather_async(mine.indices().t().contiguous(), None if name is None else f"{name}.indices", process_set)
-    shares = mine.values()
+    size = membership_of(process_set, "grouped_allgather", name).size
+    mine = tensor.detach()
+    if _repeats_itself(mine, size):
+        mine = mine.coalesce()
+    shares = mine._values()
     if op == Average:
         # Each rank divides its own entries: fewer than all ranks have together.
         shares = shares.div(size, rounding_mode=None if shares.is_floating_point() else "trunc")
-    values = allgather_async(shares.contiguous(), None if name is None else f"{name}.values", process_set)
+    # Indices are gathered by entry, so the entries must be the first dimension.
+    parts = [mine._indices().t().contiguous(), shares.contiguous()]
+    handle = requests.start(request_of(kinds.ALLGATHER, name, process_set, grouped=True), parts, wake=wake)
 
     def result() -> torch.Tensor:
-        return torch.sparse_coo_tensor(indices.wait().t(), values.wait(), tensor.size(), check_invariants=True)
+        indices, values = handle.wait()
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.size(), check_invariants=True)
 
     return result
+
+
+def _repeats_itself(tensor: torch.Tensor, size: int) -> bool:
+    """Return whether to add up entries at one place before they are sent to `size` ranks.
+
+    That takes as long as adding all entries to a parameter. It saves each rank the sending and adding of those
+    entries that are not the only ones at their place. Their number is estimated, and never too small."""
+    if tensor.is_coalesced():
+        return False
+    indices, entries = tensor._indices(), tensor._nnz()
+    if tensor.sparse_dim() != 1 or not indices.is_cpu or not entries:
+        return True
+    marks = torch.zeros(_BYTES_PER_ENTRY << entries.bit_length(), dtype=torch.bool)
+    marks.index_fill_(0, indices[0] & (len(marks) - 1), True)
+    return (entries - int(marks.count_nonzero())) * size >= entries

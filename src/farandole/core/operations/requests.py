@@ -129,11 +129,13 @@ class Requests(Generic[T]):
             return output
         return self.adapter.restore(Requests.run(self, request._replace(wire=wire), dense, write), tensor, write)
 
-    def start(self, request: Request, tensors: T | Sequence[T], write: bool = False) -> Handle[Any]:
-        """Start `request`. Never blocks. No operation of a group begins before all are requested on all ranks."""
-        return self._submit(request, tensors, write, now=False)
+    def start(self, request: Request, tensors: T | Sequence[T], write: bool = False, wake: bool = True) -> Handle[Any]:
+        """Start `request`. Never blocks. No operation of a group begins before all are requested on all ranks.
 
-    def _submit(self, request: Request, tensors: Any, write: bool, now: bool) -> Handle[Any]:
+        Without `wake` the engine is not woken: the operation starts when this rank waits for one."""
+        return self._submit(request, tensors, write, wake=wake)
+
+    def _submit(self, request: Request, tensors: Any, write: bool, now: bool = False, wake: bool = True) -> Handle[Any]:
         """Start `request`; with `now` block until it is done."""
         membership = default.shared if request.process_set is global_process_set else None
         if membership is None:
@@ -160,7 +162,10 @@ class Requests(Generic[T]):
             outputs = list(map(adapter.empty_like, tensors)) if grouped else adapter.empty_like(tensors)
         try:
             engine = membership.engine
-            part = engine.run(request, wire, tensors, outputs) if now else engine.start(request, wire, tensors, outputs)
+            if now:
+                part = engine.run(request, wire, tensors, outputs)
+            else:
+                part = engine.start(request, wire, tensors, outputs, wake)
         except Exception as error:
             dense = self._dense(error, tensors if grouped else (tensors,), repeat(wire), write)
         else:
@@ -169,7 +174,7 @@ class Requests(Generic[T]):
             if part is None:  # of a group without tensors
                 return Handle(None, [])
             return Handle(part, finish=partial(self._adopt, asked, part, tensors))
-        handle = self._submit(asked._replace(wire=wire), dense if grouped else dense[0], write, now)
+        handle = self._submit(asked._replace(wire=wire), dense if grouped else dense[0], write, now, wake)
         if outputs is None:
             return handle
         restore = self._restore_each if grouped else adapter.restore
