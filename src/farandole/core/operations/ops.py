@@ -27,6 +27,7 @@ class Operations(Generic[T]):
 
     def __init__(self, requests: Requests[T]) -> None:
         self.requests = requests
+        self._own_type, self._overwrite = requests.adapter.own_type, requests.adapter.overwrite
 
     def allreduce(
         self,
@@ -69,13 +70,19 @@ class Operations(Generic[T]):
     ) -> T:
         """Reduce `tensor` over all ranks in place, and return it; as `allreduce`."""
         if average is None and prescale_factor == 1.0 and postscale_factor == 1.0 and process_set is global_process_set:
-            request = plain.get((op, name))
-            if request is not None:  # a repeated call with default arguments
-                # Not a binding's `run`: results in place are neither differentiated nor traced.
-                reduced: T = Requests.run(self.requests, request, tensor, write=True)
-                return reduced
+            request, membership = plain.get((op, name)), default.shared
+            if request is not None and membership is not None and (wire := request.wire) is not None:
+                # A repeated call with default arguments: `Requests.run` without its calls, which would take longer than
+                # the operation. Not a binding's `run`: results in place are neither differentiated nor traced.
+                if type(tensor) is not self._own_type:
+                    self._overwrite(tensor, wire)
+                try:
+                    membership.engine.run(request, wire, tensor, tensor)
+                except Exception as error:
+                    return self.requests.run_dense(error, request, tensor, write=True)
+                return tensor
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
-        reduced = self.requests.run(request, tensor, write=True)
+        reduced: T = self.requests.run(request, tensor, write=True)
         return reduced
 
     def allreduce_async(

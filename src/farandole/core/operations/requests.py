@@ -108,32 +108,51 @@ class Requests(Generic[T]):
 
     def run(self, request: Request, tensors: T | Sequence[T], write: bool = False) -> Any:
         """Return the result of `request`. Blocks until every rank has asked."""
-        if request.kind != kinds.ALLREDUCE or request.grouped:
+        # A small allreduce takes no longer than a few Python calls, so this path has few, and reads all fields at once.
+        kind, name, _, _, _, grouped, process_set, wire = request
+        if kind != kinds.ALLREDUCE or grouped:
             return self._submit(request, tensors, write, now=True).wait()
-        # A small allreduce takes no longer than a few Python calls, so this path has few.
         tensor: T = tensors  # type: ignore[assignment]  # the request is not grouped
-        membership = default.shared if request.process_set is global_process_set else None
+        membership = default.shared if process_set is global_process_set else None
         if membership is None:
-            membership = membership_of(request.process_set, request.stem, request.name)
-        wire = request.wire or membership.wire_name(request.stem, request.name)
-        output = tensor
-        if type(tensor) is not self._own_type:
-            (self.adapter.overwrite if write else self.adapter.check)(tensor, wire)
-        if not write:
-            output = self.adapter.empty_like(tensor)
+            membership = membership_of(process_set, request.stem, name)
+        wire = wire or membership.wire_name(request.stem, name)
+        output = self._output(tensor, wire, write)
         try:
             membership.engine.run(request, wire, tensor, output)
         except Exception as error:
-            (dense,) = self._dense(error, (tensor,), (wire,), write)
-        else:
-            return output
-        return self.adapter.restore(Requests.run(self, request._replace(wire=wire), dense, write), tensor, write)
+            return self.run_dense(error, request._replace(wire=wire), tensor, write)
+        return output
+
+    def run_dense(self, error: Exception, request: Request, tensor: T, write: bool) -> T:
+        """Return the result of the allreduce `request`, which the engine refused with `error`, by a contiguous copy.
+
+        Raises `error` if it has another reason."""
+        assert request.wire is not None
+        (dense,) = self._dense(error, (tensor,), (request.wire,), write)
+        return self.adapter.restore(Requests.run(self, request, dense, write), tensor, write)
+
+    def _output(self, tensor: T, wire: str, write: bool) -> T:
+        if type(tensor) is not self._own_type:
+            (self.adapter.overwrite if write else self.adapter.check)(tensor, wire)
+        return tensor if write else self.adapter.empty_like(tensor)
 
     def start(self, request: Request, tensors: T | Sequence[T], write: bool = False, wake: bool = True) -> Handle[Any]:
         """Start `request`. Never blocks. No operation of a group begins before all are requested on all ranks.
 
         Without `wake` the engine is not woken: the operation starts when this rank waits for one."""
-        return self._submit(request, tensors, write, wake=wake)
+        kind, name, _, _, _, grouped, process_set, wire = request
+        membership = default.shared
+        if kind != kinds.ALLREDUCE or grouped or process_set is not global_process_set or membership is None:
+            return self._submit(request, tensors, write, wake=wake)
+        tensor: T = tensors  # type: ignore[assignment]  # the request is not grouped
+        wire = wire or membership.wire_name("allreduce", name)
+        output = self._output(tensor, wire, write)
+        try:
+            return Handle(membership.engine.start(request, wire, tensor, output, wake), output)
+        except Exception:
+            # Nothing was started. This tries a contiguous copy, or raises the error.
+            return self._submit(request._replace(wire=wire), tensor, write, wake=wake)
 
     def _submit(self, request: Request, tensors: Any, write: bool, now: bool = False, wake: bool = True) -> Handle[Any]:
         """Start `request`; with `now` block until it is done."""
