@@ -206,10 +206,8 @@ ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
     },
     "horovod.common.util": {"get_average_backwards_compatibility_fun": "pass op= to the operation"},
     "horovod.ray": {"ElasticRayExecutor": ELASTIC},
-    "horovod.spark": {"run_elastic": ELASTIC},
     "horovod.spark.keras.datamodule": {"NVTabularDataModule": _NVTABULAR},
     "horovod.spark.torch.datamodule": {"NVTabularDataModule": _NVTABULAR},
-    "horovod.spark.runner": {"run_elastic": ELASTIC},
     "petastorm.spark.spark_dataset_converter": {
         "register_delete_dir_handler": "copies are removed by fsspec, from any store that it reaches; leave it out"
     },

@@ -7,23 +7,26 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark import SparkContext
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 from spark_archive import java_options
 
 from farandole.errors import RankFailed, SlotsError
-from farandole.spark import HorovodRunner, run
+from farandole.spark import HorovodRunner, run, run_elastic
 from farandole.spark.driver.messages import send
 from farandole.spark.jobs.barrier import run_barrier_job
 from farandole.spark.jobs.child import shard
 from helpers.lost_driver import fit, kill_driver
 from helpers.marked import wait_until_gone
+from helpers.spark_elastic import expected_weight, place_of, training
 from helpers.spark_faults import dying_in_an_allreduce, fit_with_faults
 from helpers.spark_session import last_job, session, tasks_of
 from system.launched import parent_of
@@ -216,6 +219,26 @@ def test_killing_a_python_worker_leaves_no_rank_and_no_rows(spark: SparkSession,
 
 
 @needs_native
+@pytest.mark.usefixtures("spark")
+def test_an_elastic_job_goes_on_without_a_killed_executor_and_takes_in_the_next(tmp_path: Path) -> None:
+    def kill_an_executor() -> None:
+        try:
+            pids = {place_of(tmp_path, rank=rank, size=2).pid for rank in range(2)}
+            os.kill(an_executor(), signal.SIGKILL)
+            left = place_of(tmp_path, rank=0, size=1).pid
+            assert left in pids
+            assert place_of(tmp_path, rank=0, size=2).pid == left
+        finally:
+            (tmp_path / "end").touch()
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill_an_executor)
+        values = run_elastic(training, [str(tmp_path)], num_proc=2, min_num_proc=1, verbose=0)
+        killed.result()
+    assert [value[:2] for value in values] == [(values[0][0], expected_weight(values[0][0]))] * 2
+
+
+@needs_native
 @pytest.mark.usefixtures("warm_torch")
 @pytest.mark.timeout(400)
 def test_a_fit_survives_a_killed_rank_and_a_killed_executor(spark: SparkSession, tmp_path: Path) -> None:
@@ -244,3 +267,12 @@ def test_a_killed_driver_leaves_nothing_and_a_later_run_resumes(spark: SparkSess
     assert [each["loss"] for each in resumed.history] == [each["loss"] for each in straight.history]
     for one, other in zip(straight.getModel().parameters(), resumed.getModel().parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def an_executor() -> int:
+    """Return the process of an executor, which the local cluster runs below the session's own Java."""
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    children = Path(f"/proc/{gateway.proc.pid}/task").glob("*/children")
+    pids = [pid for threads in children for pid in threads.read_text().split()]
+    return int(next(pid for pid in pids if Path(f"/proc/{pid}/comm").read_text() == "java\n"))

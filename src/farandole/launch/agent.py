@@ -38,7 +38,7 @@ from farandole.meeting.addresses import split_address
 from farandole.meeting.launched.elastic import MemberEnvironment, is_launcher_lost
 from farandole.topology import own_addresses
 
-__all__ = ["main"]
+__all__ = ["main", "serve"]
 
 REACH = 10.0  # seconds for a connection to the address that the launcher tries
 GONE = timedelta(seconds=20)  # for ranks that are ended, beyond their grace
@@ -53,19 +53,28 @@ def main() -> int:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
+    with LocalAgent() as local:
+        serve(incoming, outgoing, local)
+    return 0
+
+
+def serve(incoming: int, outgoing: int, local: LocalAgent, *, own_paths: bool = False) -> None:
+    """Start and end ranks by `local` for the launcher at the other end of two descriptors, until it is gone.
+
+    Closes the descriptors. Blocks until no process of the ranks is left. With `own_paths` calls find modules on this
+    process's `sys.path`, else on the launcher's."""
     os.write(outgoing, MARKER)
     messages = Messages[FromLauncher](incoming, outgoing, FROM_LAUNCHER)
-    with LocalAgent() as local:
-        service = _Service(messages, local)
-        try:
-            service.serve()
-        except EOFError:  # the launcher is gone, or has given this host up
-            service.outlive_launcher()
-        except OSError:  # the connection is broken, or silent: TimeoutError is an OSError
-            pass
+    service = _Service(messages, local, own_paths)
+    try:
+        service.serve()
+    except EOFError:  # the launcher is gone, or has given this host up
+        service.outlive_launcher()
+    except OSError:  # the connection is broken, or silent: TimeoutError is an OSError
+        pass
+    finally:
         service.end_ranks()
-    messages.close()
-    return 0
+        messages.close()
 
 
 def _own_name() -> str:
@@ -80,8 +89,8 @@ def _own_name() -> str:
 class _Service:
     """Answers the launcher's messages."""
 
-    def __init__(self, messages: Messages[FromLauncher], local: LocalAgent) -> None:
-        self._messages, self._local = messages, local
+    def __init__(self, messages: Messages[FromLauncher], local: LocalAgent, own_paths: bool) -> None:
+        self._messages, self._local, self._own_paths = messages, local, own_paths
         self._ranks: dict[int, Rank] = {}
         self._starting = threading.Lock()
         self._surviving: list[Start] = []  # orders for ranks that outlive the launcher
@@ -94,7 +103,7 @@ class _Service:
         client, server = client or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""), server or _own_name()
         cores = list(self._local.cores)
         identity, usable = self._local.identity, self._local.usable_cores
-        self._messages.send(Hello(own_versions(), identity, client, server, cores, usable))
+        self._messages.send(Hello(own_versions(), identity, client, server, cores, usable, [*self._local.gpus]))
         while True:
             message = self._messages.receive()
             if isinstance(message, Ask):
@@ -134,7 +143,9 @@ class _Service:
 
     def _start(self, order: Start) -> None:
         """Start a rank, or report its failure: an `OSError` of the start does not mean that the launcher is gone."""
-        number = order.assignment.rank
+        number, task = order.assignment.rank, _task(order)
+        if isinstance(task, Call) and not self._own_paths:
+            sys.path[:] = order.paths  # for the worker, and for unpickling the call's exceptions here
         if order.assignment.survivor_log:
             self._surviving.append(order)
             # The ranks' guards end them with this process.
@@ -142,7 +153,7 @@ class _Service:
         try:
             self._local.stop_limit = order.silence
             with naming_process_limit(OSError), self._starting:
-                self._ranks[number] = rank = self._local.start(order.assignment, _task(order), self._line, self._end)
+                self._ranks[number] = rank = self._local.start(order.assignment, task, self._line, self._end)
             with naming_process_limit(OSError):
                 gone = threading.Thread(
                     target=self._send_gone, args=(rank,), name=f"farandole-gone-{number}", daemon=True
@@ -188,7 +199,6 @@ class _Service:
 def _task(order: Start) -> Task:
     if order.words:
         return Command(order.words)
-    sys.path[:] = order.paths  # for the worker, and for unpickling the call's exceptions here
     timeout = timedelta(seconds=order.start_timeout)
     return Call(order.payload, order.executable, timeout, runner=order.runner, keep_all=order.keep_all)
 

@@ -140,6 +140,11 @@ class Agent(Protocol):
         """The number of cores that the ranks may keep busy: fewer than `cores` below a container's quota."""
         ...
 
+    @property
+    def first_slot(self) -> int:
+        """The number of the agent's first slot among those of its machine, which may have agents beside it."""
+        ...
+
     def reserve_port(self) -> int:
         """Reserve a free port for a server of a rank on this host; it stays reserved until the agent is closed."""
         ...

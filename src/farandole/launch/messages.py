@@ -13,7 +13,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from farandole.launch.backend import Assignment
@@ -55,7 +55,8 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The agent's host: its versions, its identity, both ends of the connection as it sees them, and its cores."""
+    """The agent's host: its versions, its identity, both ends of the connection as it sees them, its cores, and the
+    GPUs that a cluster has given to the agent alone."""
 
     versions: Versions
     identity: str
@@ -63,6 +64,7 @@ class Hello:
     server: str
     cores: list[int]
     usable_cores: int
+    gpus: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

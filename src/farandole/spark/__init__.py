@@ -11,11 +11,12 @@ from farandole.extras import importing as _importing
 
 if TYPE_CHECKING:
     from farandole.spark.driver.messages import log_to_driver
+    from farandole.spark.jobs.elastic import run_elastic
     from farandole.spark.jobs.failure import JobCancelled
     from farandole.spark.jobs.runner import HorovodRunner
     from farandole.spark.jobs.session import run
 
-__all__ = ["HorovodRunner", "JobCancelled", "log_to_driver", "run"]
+__all__ = ["HorovodRunner", "JobCancelled", "log_to_driver", "run", "run_elastic"]
 
 if not TYPE_CHECKING:  # else type checkers would accept any name
 
@@ -25,6 +26,7 @@ if not TYPE_CHECKING:  # else type checkers would accept any name
             "JobCancelled": "jobs.failure",
             "log_to_driver": "driver.messages",
             "run": "jobs.session",
+            "run_elastic": "jobs.elastic",
         }
         if name in homes:
             with _importing(__name__):

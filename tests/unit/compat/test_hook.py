@@ -164,7 +164,10 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
         ("from horovod.ray import ElasticRayExecutor", "elastic"),
         ("from horovod.spark.common import util", "fit takes the DataFrame itself"),
         ("from horovod.spark.torch import remote", "it is the inside of Horovod's Spark jobs"),
-        ("from horovod.spark import run_elastic", "horovod.spark.run_elastic is not part of farandole"),
+        (
+            "from horovod.spark.torch.datamodule import NVTabularDataModule",
+            "NVTabularDataModule is not part of farandole",
+        ),
         (
             "from horovod.torch.mpi_ops import HorovodAllreduce",
             "call the operation itself, which can be differentiated",

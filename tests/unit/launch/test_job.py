@@ -33,6 +33,8 @@ class FakeRank:
 
 
 class FakeAgent:
+    first_slot = 0
+
     def __init__(self, backend: "FakeBackend", host: Host, address: str) -> None:
         self.address, self.cores, self.usable_cores = address, [4, 5, 6, 7], 4
         self._backend, self._host, self.identity = backend, host, host.name

@@ -203,7 +203,7 @@ def test_more_hosts_than_open_files_are_refused_before_any_is_reached(
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 4096))
     hosts = [Host(f"host{number}.invalid", 1) for number in range(250)]
     monkeypatch.setattr("farandole.launch.backends.ssh.is_local", lambda name: False)
-    monkeypatch.setattr("farandole.launch.backends.ssh.SshAgent", None)
+    monkeypatch.setattr("farandole.launch.backends.ssh.RemoteAgent", None)
     told = r"hosts: 250 hosts need 1[0-9]+ open files in this process, which may have 1024; raise ulimit -n"
     with pytest.raises(ConfigError, match=told), SshBackend(hosts, ssh).open_agents(hosts):
         raise AssertionError
@@ -232,7 +232,7 @@ def test_all_hosts_may_connect_at_once(ssh: Ssh, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_agent_that_does_not_answer_is_ended_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farandole.launch.backends.ssh.ANSWER", 0.5)
+    monkeypatch.setattr("farandole.launch.backends.remote.ANSWER", 0.5)
     (tmp_path / "ssh").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tmp_path / "ssh").chmod(0o755)
     before = time.monotonic()

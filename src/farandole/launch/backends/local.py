@@ -47,6 +47,9 @@ class LocalAgent:
 
     `stop_limit` is that of `RankProcess.start` for the ranks that are started from now on."""
 
+    first_slot = 0
+    gpus: Sequence[str] = ()  # those that a cluster has given to this agent alone
+
     def __init__(self, address: str = "", on_message: OnRankMessage | None = None) -> None:
         self._on_message = on_message or _ignore
         self.address, self.identity = address or loopback_address(), host_identity()

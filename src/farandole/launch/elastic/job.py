@@ -109,6 +109,10 @@ class ElasticJob:
             log.error("the elastic job has ended: %s", outcome.problem)
         return outcome.failure
 
+    def give_up(self, problem: str) -> None:
+        """End the job for a reason of its site; any thread may call this."""
+        self._events.put(Outcome(None, problem))
+
     def values(self) -> list[bytes]:
         """Return the pickled values of a successful call, by rank of the last generation."""
         return [self._started[number].rank.value() for number in self._formed]
@@ -160,6 +164,8 @@ class ElasticJob:
             self._roster.come(event.number, event.commits, now)
         elif isinstance(event, _Ended):
             self._note_end(event, now)
+        elif isinstance(event, Outcome):
+            self._outcome = event
 
     def _note_end(self, event: _Ended, now: float) -> None:
         self._end_at.pop(event.number, None)
@@ -221,7 +227,7 @@ class ElasticJob:
         threads = {"OMP_NUM_THREADS": str(threads_per_rank(opened.agent.usable_cores, start.host.slots))}
         inherited = {name: value for name, value in self._environment.items() if name not in TORCH_PLACES}
         env = {"PYTHONUNBUFFERED": "1", **threads, **inherited, **note_launches(self._environment)}
-        env |= show_place(place, start.slot)
+        env |= show_place(place, opened.agent.first_slot + start.slot)
         env |= {**member.write(), "FARANDOLE_JOB": self._name}
         log.info("member %d starts on %s", start.number, start.host.name)
         kept = self._survivor_logs and f"{self._survivor_logs}/{start.number}"
@@ -250,7 +256,7 @@ class ElasticJob:
         for rank, (number, seat, slot) in enumerate(zip(form.members, seats, form.slots, strict=True)):
             place = Place(
                 rank=rank,
-                local_rank=slot,
+                local_rank=seat.opened.agent.first_slot + slot,
                 generation=form.generation,
                 hosts=hosts,
                 address=at.get(seat.opened.address, self._server.addresses[0]),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from farandole.errors import CacheError, FarandoleError, SourceError
 from farandole.launch.failures import Failure, culprit
 
-__all__ = ["JobCancelled", "blame", "cancellation", "dealing_error"]
+__all__ = ["JobCancelled", "blame", "cancellation", "dealing_error", "python_traceback"]
 
 _BARRIER_TASK = re.compile(r"barrier task \w*Task\(\d+, (\d+)\)")
 _JAVA_FRAME = re.compile(r"^\s+at [\w.$]+[(/]", re.MULTILINE)
@@ -41,15 +41,15 @@ def blame(failures: Sequence[Failure], spark_error: str, ranks_per_task: int = 1
     first = int(task.group(1)) * ranks_per_task
     ranks = range(first, first + ranks_per_task)
     # A rank whose executor is lost may still report, as others do, that it was ended.
-    lost = not _python_traceback(spark_error)
+    lost = not python_traceback(spark_error)
     if all(failure.rank not in ranks or (failure.consequence and lost) for failure in failures):
-        return Failure(rank=first, reason=_reason(spark_error), code=1, traceback=_python_traceback(spark_error))
+        return Failure(rank=first, reason=_reason(spark_error), code=1, traceback=python_traceback(spark_error))
     return reported
 
 
 def dealing_error(spark_error: str) -> CacheError | SourceError | None:
     """Return the error of a task that deals rows, given the text of Spark's exception; None for other failures."""
-    found = _DEALING.search(_python_traceback(spark_error))
+    found = _DEALING.search(python_traceback(spark_error))
     if found is None:
         return None
     kind, place, problem = found.groups()
@@ -62,7 +62,8 @@ def cancellation(spark_error: str) -> JobCancelled | None:
     return None if found is None else JobCancelled(found[0].strip().rstrip("."))
 
 
-def _python_traceback(text: str) -> str:
+def python_traceback(text: str) -> str:
+    """Return the traceback of Python in the text of Spark's exception; "" if there is none."""
     start = text.find(_TRACEBACK)
     if start < 0:
         return ""
@@ -72,7 +73,7 @@ def _python_traceback(text: str) -> str:
 
 
 def _reason(text: str) -> str:
-    traceback = _python_traceback(text)
+    traceback = python_traceback(text)
     if traceback:
         ends = [line for line in traceback.splitlines() if line and not line.startswith((" ", "SQLSTATE"))]
         return ends[-1]

@@ -38,7 +38,7 @@ from farandole.spark.rows.exchange.gather import gather_rows
 from farandole.spark.rows.spill import Spill
 from farandole.topology import JobEnvironment, Topology, host_identity, interface_address
 
-__all__ = ["RESULT_SCHEMA", "run_task"]
+__all__ = ["RESULT_SCHEMA", "executor_environment", "run_task"]
 
 RESULT_SCHEMA = "rank int, part int, chunk binary"
 _ARROW_RESULT = pa.schema([("rank", pa.int32()), ("part", pa.int32()), ("chunk", pa.binary())])
@@ -72,6 +72,13 @@ def run_task(orders: TaskOrders, batches: Iterator[pa.RecordBatch]) -> Iterator[
                 [pa.array(column, kind.type) for column, kind in zip(columns, _ARROW_RESULT, strict=True)],
                 schema=_ARROW_RESULT,
             )
+
+
+def executor_environment() -> dict[str, str]:
+    """Return the executor's variables for a rank that starts below its task, with the task's path of modules."""
+    env = {name: value for name, value in os.environ.items() if name not in _SPARKS_OWN}
+    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    return env
 
 
 class Task:
@@ -162,8 +169,7 @@ class Task:
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of the ranks' processes: the executor's variables, overridden by the driver's."""
-        env = {name: value for name, value in os.environ.items() if name not in _SPARKS_OWN}
-        env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        env = executor_environment()
         if self.plan.threads_set and "OMP_NUM_THREADS" in os.environ:
             env["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
         else:
