@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -259,6 +260,7 @@ def test_torch_state_without_copies_is_that_of_ranks_whose_optimizer_has_not_ste
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
         state = hvd.elastic.TorchState(model, optimizer, copies=False, step=0)
+        optimizer.load_state_dict(optimizer.state_dict())  # as in a rank that comes later
         assert not state.is_shared()
 
         def backward() -> None:
@@ -276,6 +278,9 @@ def test_torch_state_without_copies_is_that_of_ranks_whose_optimizer_has_not_ste
         optimizer.synchronize()
         optimizer.param_groups[0]["lr"] = 7.0
         if context.rank == 0:  # this rank was behind when the loss came
+            lost = patch.object(optimizer, "_synchronize_once", side_effect=HorovodInternalError("rank 2 is lost"))
+            with lost, pytest.raises(HorovodInternalError):
+                optimizer.step()
             state.restore()
             assert state.held_commits == 1 and optimizer.param_groups[0]["lr"] == 0.1
             assert all(torch.equal(value, committed[name]) for name, value in model.state_dict().items())

@@ -80,8 +80,8 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
     def leave_out(self) -> None:
         """Keep no copies of the optimizer's state, which changes in its steps only: copy its options."""
         self._copies, self._saved = False, {}
-        # Called once all gradients are reduced, before anything is changed.
-        self.value.register_step_pre_hook(self._note_step)
+        # Not a hook before the step: after `load_state_dict` torch calls those before the gradients are reduced.
+        self.value.register_step_post_hook(self._note_step)
         self.save()
 
     def _note_step(self, optimizer: object, args: object, kwargs: object) -> None:
@@ -90,12 +90,16 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
     def save(self) -> None:
         state = self.value.state_dict()
         self._saved = _copied(state if self._copies else {"param_groups": state["param_groups"]}, self._saved)
-        self._has_stepped = False
+        self._has_stepped, self._versions = False, self._count_changes()
+
+    def _count_changes(self) -> list[int]:
+        """Return how often each parameter was changed in place: a step may be broken off in the middle."""
+        return [parameter._version for parameter in self.parameters]
 
     def restore(self) -> None:
         self._drop_gradients()
         if not self._copies:
-            if self._has_stepped:
+            if self._has_stepped or self._versions != self._count_changes():
                 raise StateLost
             for group, saved in zip(self.value.param_groups, copy.deepcopy(self._saved["param_groups"]), strict=True):
                 group.update({**saved, "params": group["params"]})
