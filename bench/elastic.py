@@ -1,8 +1,10 @@
 """From kill -9 of a rank to the next step of another one, and how long the others wait when its successor joins.
 
-The contenders run the same training: three ranks, a small model, steps of 20 ms, a copy of the state after each step.
-farandole's survivors go on in their processes. `torchrun --max-restarts` ends all processes and starts them again: the
-program reads the state of the last step from a file. Prints medians, least and most in seconds, and their ratio."""
+The contenders run the same training: three ranks, a small model, steps of 20 ms, and may lose one step at most.
+farandole's survivors go on in their processes and keep no copies. `torchrun --max-restarts` ends all processes and
+starts them again: the program reads the state of the last step from a file. `--torchft PYTHON` adds torchft over gloo,
+in a Python that has it; its ranks go on in their processes, too. Prints medians, least and most in seconds, and the
+ratios of the medians."""
 
 import argparse
 import os
@@ -24,11 +26,16 @@ COMMON = """
 import os, sys, time, torch
 STEPS, FLOATS = int(sys.argv[1]), int(sys.argv[2])
 torch.manual_seed(0)
-model = torch.nn.Linear(10, 1)
-model.large = torch.nn.Parameter(torch.zeros(FLOATS))
+class Model(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(10, 1)
+        self.large = torch.nn.Parameter(torch.zeros(FLOATS))
+    def forward(self, rows):
+        return super().forward(rows) + self.large[0] * 0
+model = Model()
 def loss_of(step, rank):
     rows = torch.rand(32, 10, generator=torch.Generator().manual_seed(1000 * step + rank))
-    return torch.nn.functional.mse_loss(model(rows), rows.sum(1, keepdim=True)) + model.large[0] * 0
+    return torch.nn.functional.mse_loss(model(rows), rows.sum(1, keepdim=True))
 def say(step, starts, size):
     print("step", time.monotonic(), os.getpid(), starts, size, step, flush=True)
 """
@@ -37,9 +44,10 @@ FARANDOLE = (
     + """
 import farandole.torch as hvd
 from farandole.torch import elastic
-hvd.init()
 starts = [0]
-optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+hvd.init()
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
 @elastic.run
 def train(state):
     while state.step < STEPS:
@@ -50,7 +58,7 @@ def train(state):
         say(state.step, starts[0], hvd.size())
         time.sleep(0.02)
         state.commit()
-state = elastic.TorchState(model, optimizer, step=0)
+state = elastic.TorchState(model, optimizer, copies=False, step=0)
 def count(): starts[0] += 1
 state.register_reset_callbacks([count])
 train(state)
@@ -63,7 +71,6 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 ddp = torch.nn.parallel.DistributedDataParallel(model)
 model = ddp
-model.large = ddp.module.large
 optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 step = 0
 if os.path.exists("state.pt"):
@@ -82,6 +89,50 @@ while step < STEPS:
         os.replace("new.pt", "state.pt")
 """
 )
+TORCHFT = (
+    COMMON
+    + """
+import torch.distributed as dist
+from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+local = model
+def load(state):
+    local.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+def state():
+    return {"model": local.state_dict(), "optimizer": optimizer.state_dict()}
+manager = Manager(pg=ProcessGroupGloo(), load_state_dict=load, state_dict=state, min_replica_size=1, rank=0,
+    world_size=1, store_addr="127.0.0.1", store_port=store.port, replica_id=os.environ["REPLICA"])
+ddp = DistributedDataParallel(manager, model)
+optimizer = Optimizer(manager, torch.optim.SGD(ddp.parameters(), lr=0.01))
+model, step = ddp, 0
+while step < STEPS:
+    optimizer.zero_grad()
+    loss_of(step, int(os.environ["REPLICA"])).backward()
+    optimizer.step()
+    if manager.current_step() > step:
+        step = manager.current_step()
+        say(step, 0, manager.num_participants())
+    time.sleep(0.02)
+"""
+)
+# Starts a rank anew half a second after its end, as the others' launchers do.
+TORCHFT_LAUNCHER = f"""
+import os, signal, subprocess, sys, time
+from torchft.coordination import LighthouseServer
+lighthouse = LighthouseServer("[::]:0", min_replicas=1, join_timeout_ms=1000)
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+def start(number):
+    env = {{**os.environ, "TORCHFT_LIGHTHOUSE": lighthouse.address(), "REPLICA": str(number)}}
+    return subprocess.Popen([sys.executable, *sys.argv[1:]], env=env)
+ranks = [start(number) for number in range({RANKS})]
+while True:
+    for number, rank in enumerate(ranks):
+        if rank.poll() is not None:
+            time.sleep(0.5)
+            ranks[number] = start(number)
+    time.sleep(0.05)
+"""
 LINE = re.compile(r"step (\d+\.\d+) (\d+) (\d+) (\d+) (\d+)\n")
 
 
@@ -108,7 +159,7 @@ class Job:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
             )
         self.name = name
 
@@ -166,12 +217,14 @@ def _all_train(steps: list[Step]) -> list[Step]:
     return last if whole and len(last) == 20 else []
 
 
-def contenders(folder: Path) -> Iterator[tuple[str, list[str], str]]:
+def contenders(torchft: str | None) -> Iterator[tuple[str, list[str], str]]:
     run = [sys.executable, "-P", "-m"]
     sizes = ["-np", str(RANKS), "--min-np", "1", "--max-np", str(RANKS), "--blacklist-cooldown-range", "0.5", "0.5"]
     yield "farandole", [*run, "farandole.launch.cli", "run", *sizes, sys.executable], FARANDOLE
     restarts = ["--standalone", f"--nproc-per-node={RANKS}", "--max-restarts=1000", "--monitor-interval=0.1"]
     yield "torchrun", [*run, "torch.distributed.run", *restarts], TORCHRUN
+    if torchft is not None:
+        yield "torchft", [torchft, "-c", TORCHFT_LAUNCHER], TORCHFT
 
 
 def main() -> None:
@@ -179,26 +232,33 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10, help="of each contender")
     parser.add_argument("--megabytes", type=float, default=1.0, help="of parameters")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--torchft", metavar="PYTHON", help="a Python with torchft, to measure it too")
     given = parser.parse_args()
     times: dict[str, list[float]] = {}
     stalls: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, words, program in contenders(Path(folder)):
+        for name, words, program in contenders(given.torchft):
             place = Path(folder, name)
             place.mkdir()
             dice = random.Random(given.seed)
             job = Job(name, words, program, int(given.megabytes * 1e6 / 4), place)
+            times[name] = []
             try:
-                times[name] = [job.kill_one(dice) for _ in range(given.kills)]
-                stalls[name] = job.stalls()
+                for _ in range(given.kills):
+                    times[name].append(job.kill_one(dice))
+            except RuntimeError as error:
+                print(error)
             finally:
+                stalls[name] = job.stalls()
                 job.close()
+    times = {name: seconds for name, seconds in times.items() if seconds}
     for name, seconds in times.items():
-        print(f"{name}: kill -9 to the next step: {_spread(seconds)}; {given.kills} kills")
+        print(f"{name}: kill -9 to the next step: {_spread(seconds)}; {len(seconds)} kills of {given.kills}")
         if stalls[name]:
             print(f"{name}: the others wait for a rank that joins: {_spread(stalls[name])}")
-    ratio = statistics.median(times["torchrun"]) / statistics.median(times["farandole"])
-    print(f"torchrun / farandole: {ratio:.1f}")
+    for name in times.keys() - {"farandole"}:
+        ratio = statistics.median(times[name]) / statistics.median(times["farandole"])
+        print(f"{name} / farandole: {ratio:.1f}")
 
 
 def _spread(seconds: Sequence[float]) -> str:
