@@ -22,8 +22,8 @@ nccl_built poll rank reducescatter reducescatter_async remove_process_set rocm_b
 stop_timeline sycl_built synchronize
 """
 TORCH = (
-    "DistributedOptimizer HorovodInternalError SyncBatchNorm broadcast_optimizer_state broadcast_parameters "
-    "convert_sync_batchnorm elastic sparse_allreduce_async"
+    "DiLoCo DistributedOptimizer HorovodInternalError LocalSGD SyncBatchNorm broadcast_optimizer_state "
+    "broadcast_parameters convert_sync_batchnorm elastic sparse_allreduce_async"
 )
 TENSORFLOW = """
 BroadcastGlobalVariablesHook DistributedGradientTape DistributedOptimizer HorovodInternalError

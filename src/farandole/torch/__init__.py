@@ -16,6 +16,7 @@ from farandole.extras import importing as _importing
 with _importing("farandole.torch"):
     from farandole.torch import elastic
     from farandole.torch import ops as _ops
+    from farandole.torch.local import DiLoCo, LocalSGD
     from farandole.torch.ops import *
     from farandole.torch.optimizer import DistributedOptimizer
     from farandole.torch.own_gpu import prefer_own_gpu as _prefer_own_gpu
@@ -27,9 +28,11 @@ with _importing("farandole.torch"):
 _prefer_own_gpu()
 
 __all__ = [
+    "DiLoCo",
     "DistributedOptimizer",
     "Handle",
     "HorovodInternalError",
+    "LocalSGD",
     "SyncBatchNorm",
     "allgather_object",
     "barrier",
