@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/int8_blocks.h"
 #include "base/reduce_kernel.h"
 
 namespace farandole {
@@ -64,7 +65,7 @@ const std::vector<ReduceTable>& tables() {
   return all;
 }
 
-std::atomic<const ReduceTable*>& active_table() {
+std::atomic<const ReduceTable*>& active() {
   static std::atomic<const ReduceTable*> active{&tables().back()};
   return active;
 }
@@ -106,6 +107,8 @@ Scaling scaling_of(DType dtype, ReduceJob& job) {
 
 }  // namespace
 
+const ReduceTable& active_table() { return *active().load(std::memory_order_relaxed); }
+
 const char* name_of(ReduceOp op) {
   switch (op) {
     case ReduceOp::Average: return "average";
@@ -115,6 +118,7 @@ const char* name_of(ReduceOp op) {
     case ReduceOp::Max: return "max";
     case ReduceOp::Product: return "product";
   }
+  if (is_int8(op)) return averages(op) ? "average by int8" : "sum by int8";
   return "unknown";
 }
 
@@ -162,9 +166,8 @@ void reduce(DType dtype, const Reduction& reduction, void* dst, std::span<const 
       if (to != nullptr && to != sources[0] && count != 0) std::memcpy(to, sources[0], count * size_of(dtype));
     return;
   }
-  const ReduceTable* table = active_table().load(std::memory_order_relaxed);
   const Combine combine = combine_of(reduction.op);
-  table->kernels[static_cast<int>(dtype)][static_cast<int>(combine)][static_cast<int>(scaling)](job);
+  active_table().kernels[static_cast<int>(dtype)][static_cast<int>(combine)][static_cast<int>(scaling)](job);
 }
 
 void scale(DType dtype, double factor, void* data, size_t count) {
@@ -172,15 +175,11 @@ void scale(DType dtype, double factor, void* data, size_t count) {
   reduce(dtype, Reduction{.op = ReduceOp::Sum, .postscale = factor}, data, {&source, 1}, count);
 }
 
-void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
-  active_table().load(std::memory_order_relaxed)->copy(to, from, bytes);
-}
+void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) { active_table().copy(to, from, bytes); }
 
-void stream_bytes(std::byte* to, const std::byte* from, size_t bytes) {
-  active_table().load(std::memory_order_relaxed)->stream(to, from, bytes);
-}
+void stream_bytes(std::byte* to, const std::byte* from, size_t bytes) { active_table().stream(to, from, bytes); }
 
-const char* simd_level() { return active_table().load(std::memory_order_relaxed)->level; }
+const char* simd_level() { return active_table().level; }
 
 std::vector<const char*> simd_levels() {
   std::vector<const char*> levels;
@@ -193,7 +192,7 @@ std::vector<const char*> simd_levels() {
 void force_simd_level(const char* level) {
   for (const ReduceTable& table : tables()) {
     if (std::strcmp(table.level, level) == 0) {
-      active_table().store(&table, std::memory_order_relaxed);
+      active().store(&table, std::memory_order_relaxed);
       return;
     }
   }

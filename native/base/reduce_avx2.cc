@@ -1,6 +1,7 @@
 // 256-bit kernels; compiled with -mavx2 -mf16c and called only where the processor has both.
 #include <immintrin.h>
 
+#include "base/int8_lanes.h"
 #include "base/reduce_lanes.h"
 
 namespace farandole {
@@ -37,6 +38,7 @@ void fill_avx2(ReduceTable& table) {
   fill_width<32>(table);
   table.stream = &streamed;
   fill_float<Fp16>(table, DType::Float16);
+  fill_int8<32>(table);
 }
 
 }  // namespace farandole

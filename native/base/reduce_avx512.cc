@@ -1,6 +1,7 @@
 // 512-bit kernels; compiled with AVX-512 F, BW, DQ and VL and called only where the processor has all four.
 #include <immintrin.h>
 
+#include "base/int8_lanes.h"
 #include "base/reduce_lanes.h"
 
 namespace farandole {
@@ -37,6 +38,7 @@ void fill_avx512(ReduceTable& table) {
   fill_width<64>(table);
   table.stream = &streamed;
   fill_float<Fp16>(table, DType::Float16);
+  fill_int8<64>(table);
 }
 
 }  // namespace farandole

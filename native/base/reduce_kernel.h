@@ -21,6 +21,10 @@ struct ReduceJob {
 
 using ReduceKernel = void (*)(const ReduceJob& job);
 using CopyKernel = void (*)(std::byte* to, const std::byte* from, size_t bytes);
+// Writes the int8 values of a block, and returns its scale.
+using QuantiseKernel = float (*)(const float* from, size_t count, std::byte* to);
+// Adds the values of a block, with the given scale, to those at `to`.
+using AddBlockKernel = void (*)(const std::byte* from, float scale, size_t count, float* to);
 
 enum class Combine : uint8_t { Sum, Min, Max, Product };
 inline constexpr int kCombines = 4;
@@ -36,11 +40,16 @@ struct ReduceTable {
   const char* level = "";
   CopyKernel copy = nullptr;
   CopyKernel stream = nullptr;
+  QuantiseKernel quantise = nullptr;
+  AddBlockKernel add_block = nullptr;
   ReduceKernel kernels[kDTypes][kCombines][kScalings] = {};  // nullptr: no such reduction
 
   // Out of line, because inline functions are unsafe here: see reduce_lanes.h.
   [[nodiscard]] ReduceKernel& at(DType dtype, Combine combine, Scaling scaling);
 };
+
+// The table of the SIMD level in use.
+[[nodiscard]] const ReduceTable& active_table();
 
 // Each overwrites the entries for which it has a faster kernel; call the scalar one first.
 void fill_scalar(ReduceTable& table);

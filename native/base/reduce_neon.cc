@@ -1,6 +1,7 @@
 // 128-bit kernels for aarch64. Every such processor has NEON, which rounds, and keeps subnormals, as IEEE 754 asks.
 #include <arm_neon.h>
 
+#include "base/int8_lanes.h"
 #include "base/reduce_lanes.h"
 
 namespace farandole {
@@ -25,6 +26,7 @@ void fill_neon(ReduceTable& table) {
   fill_width<16>(table);
   table.stream = table.copy;  // GCC 11 has no intrinsic for non-temporal stores
   fill_float<Fp16>(table, DType::Float16);
+  fill_int8<16>(table);
 }
 
 }  // namespace farandole

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "base/half.h"
+#include "base/int8_lanes.h"
 #include "base/reduce_lanes.h"
 
 namespace farandole {
@@ -156,6 +157,7 @@ void fill_scalar(ReduceTable& table) {
   fill_pair<int32_t, uint32_t>(table, DType::Int32, DType::UInt32);
   fill_pair<int64_t, uint64_t>(table, DType::Int64, DType::UInt64);
   fill_bool<Truth<1>>(table);
+  fill_int8<4>(table);
 }
 
 }  // namespace farandole

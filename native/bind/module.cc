@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/int8_blocks.h"
 #include "base/reduce.h"
 #include "bind/calls.h"
 #include "bind/capture.h"
@@ -211,6 +212,17 @@ void define_wiring(nb::module_& m) {
       "Return whether all hosts run equally many ranks, more than one.");
 }
 
+/// Does feed_error() for two float32 tensors of one size in host memory.
+void feed_error_of(nb::handle values, nb::handle error) {
+  const Captured into = capture(values, "values");
+  const Captured from = capture(error, "error");
+  for (const Captured* each : {&into, &from})
+    if (each->dtype != DType::Float32 || !each->writable || each->device != nullptr || each->bytes() != into.bytes())
+      throw Error::invalid("", "error feedback takes two writable float32 tensors of one size in host memory");
+  const nb::gil_scoped_release released;
+  feed_error({reinterpret_cast<float*>(into.data), into.bytes() / sizeof(float)}, reinterpret_cast<float*>(from.data));
+}
+
 void define_engine(nb::module_& m) {
   nb::class_<StagedResult>(m, "StagedResult")
       .def_prop_ro("shape", &StagedResult::shape, nb::sig("def shape(self) -> tuple[int, ...]"))
@@ -302,6 +314,8 @@ NB_MODULE(_native, m) {
   define_trace(m);
   define_plugins(m);
   m.def("simd_level", &simd_level);
+  m.def("feed_error", &feed_error_of, "values"_a, "error"_a,
+        nb::sig("def feed_error(values: object, error: object) -> None"));
   m.def("copy_rows", &copy_rows, "target"_a, "rows"_a, nb::sig("def copy_rows(target: Any, rows: list[Any]) -> None"));
   m.def("read_files", &read_files, "parts"_a,
         nb::sig("def read_files(parts: Sequence[tuple[str, int, int]]) -> list[tuple[bytes, int, int] | OSError]"));

@@ -5,6 +5,8 @@
 #include <limits>
 #include <string>
 
+#include "base/int8_blocks.h"
+
 namespace nb = nanobind;
 
 namespace farandole {
@@ -52,7 +54,7 @@ ReadRequest::ReadRequest(nb::handle request, std::string_view name) {
   const int kind = int_of(PyTuple_GetItem(fields, kKind));
   const int op = int_of(PyTuple_GetItem(reduction, kOp));
   if (kind < 0 || kind >= kKinds) throw Error::invalid(std::string(name), "unknown kind of operation");
-  if (op < 0 || op > 5) throw Error::invalid(std::string(name), "unknown reduce op " + std::to_string(op));
+  if (op < 0 || op >= kReduceOps) throw Error::invalid(std::string(name), "unknown reduce op " + std::to_string(op));
   if (PyObject* splits = PyTuple_GetItem(fields, kSplits); splits != Py_None)
     splits_ = nb::cast<std::vector<int64_t>>(nb::handle(splits));
   view_ = {.name = name,

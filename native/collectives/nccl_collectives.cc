@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/half.h"
+#include "base/int8_blocks.h"
 
 namespace farandole {
 namespace {
@@ -101,7 +102,7 @@ constexpr auto kBytes = DType::UInt8;
 }  // namespace
 
 bool nccl_reduces(DType dtype, const Reduction& reduction) {
-  if (reduction.op == ReduceOp::Adasum) return false;
+  if (!is_elementwise(reduction.op)) return false;
   if (is_floating(dtype)) {
     // A factor that the type cannot hold would change the result by more than rounding.
     const double least = dtype == DType::Float16 ? 0x1p-14 : 0x1p-126;

@@ -6,7 +6,9 @@
 #include <numeric>
 #include <vector>
 
+#include "base/int8_blocks.h"
 #include "collectives/adasum.h"
+#include "collectives/int8.h"
 
 namespace farandole {
 namespace {
@@ -14,7 +16,7 @@ namespace {
 /// Returns whether ranks scale their inputs before the reduction if a rank has joined. For Min, Max and Product a
 /// joined rank contributes the neutral value, which a factor would change: the least value times -2 is the largest.
 bool scales_first(const Request& request) {
-  const bool sums = request.op == ReduceOp::Sum || request.op == ReduceOp::Average || request.op == ReduceOp::Adasum;
+  const bool sums = request.op == ReduceOp::Sum || averages(request.op) || !is_elementwise(request.op);
   return request.prescale != 1 && (!sums || !std::isfinite(request.prescale));
 }
 
@@ -56,7 +58,11 @@ const char* allreduce(World& world, int rank, int size, const Bucket& bucket,
   const std::vector<Piece> pieces = scaled ? scaled_pieces_of(operations) : pieces_of(operations);
   Reduction reduction = reduction_of(first, size);
   if (scaled) reduction.prescale = 1;
-  if (first.op != ReduceOp::Adasum) return world.allreduce(pieces, first.dtype, reduction);
+  if (is_elementwise(first.op)) return world.allreduce(pieces, first.dtype, reduction);
+  if (is_int8(first.op)) {
+    int8_allreduce(world, rank, size, pieces, reduction);
+    return "int8";
+  }
   adasum(world, rank, size, pieces, first.dtype, reduction.prescale, reduction.postscale);
   return "adasum";
 }
@@ -136,7 +142,7 @@ class Execution {
 }  // namespace
 
 Reduction reduction_of(const Request& request, int size) {
-  return {request.op, request.prescale, request.postscale, request.op == ReduceOp::Average ? size : 1};
+  return {request.op, request.prescale, request.postscale, averages(request.op) ? size : 1};
 }
 
 size_t size_result(Operation& operation, int64_t rows) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/int8_blocks.h"
 #include "base/keep.h"
 #include "engine/execute.h"
 #include "engine/host_copies.h"
@@ -177,7 +178,7 @@ bool Executor::run_in_lane(Recurring& recurring, const std::function<void()>& be
   const Request& first = recurring.operations.front()->request;
   attempt.instance = executed_;
   // Other operations run as usual, only without the coordinator.
-  if (recurring.bytes <= kSmallBytes && recurring.buckets.size() == 1 && first.op != ReduceOp::Adasum)
+  if (recurring.bytes <= kSmallBytes && recurring.buckets.size() == 1 && is_elementwise(first.op))
     attempt.payload = recurring.bytes;
   const bool gives = !traits_of(first.kind).has_root || first.root == wiring_.rank;
   attempt.load = [&recurring, gives](std::byte* to) {

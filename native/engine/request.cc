@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/int8_blocks.h"
 
 namespace farandole {
 
@@ -53,6 +54,11 @@ void validate_reduction(const Request& request, int size) {
     throw Error::invalid(request.name,
                          "Adasum combines floating-point tensors (float16, bfloat16, float32, float64), got " +
                              std::string(name_of(request.dtype)) + "; use Sum or Average");
+  }
+  if (is_int8(request.op)) {
+    if (request.dtype == DType::Float32) return;
+    throw Error::invalid(request.name, "Compression.int8 sends floating-point tensors, got " +
+                                           std::string(name_of(request.dtype)) + "; use Compression.none");
   }
   try {
     check_reduction(request.dtype,

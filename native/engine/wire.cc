@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/int8_blocks.h"
 #include "engine/wire_values.h"
 
 namespace farandole {
@@ -38,7 +39,7 @@ Request read_request(Reader& r) {
   request.name = r.text();
   request.kind = static_cast<Kind>(r.below(kKinds));
   request.dtype = static_cast<DType>(r.below(kDTypes));
-  request.op = static_cast<ReduceOp>(r.below(6));
+  request.op = static_cast<ReduceOp>(r.below(kReduceOps));
   request.cacheable = r.below(2) != 0;
   request.on_device = r.below(2) != 0;
   request.prescale = r.real();

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 import farandole.numpy
 from farandole.core.operations.adapter import DeviceResult
-from farandole.core.operations.compression import CastCompressor, Compression, NoneCompressor
+from farandole.core.operations.compression import CastCompressor, Compression, Int8Compressor, NoneCompressor
 from farandole.core.operations.ops import Operations
 from farandole.core.operations.requests import Requests
 from farandole.errors import InvalidRequest
@@ -270,5 +270,9 @@ def binding_of(kind: type[DeviceArray]) -> ModuleType:
     module.__dict__.update({name: getattr(farandole.numpy, name) for name in farandole.numpy.__all__})
     operations: Operations[DeviceArray] = Operations(Requests(adapter))
     module.__dict__.update({name: getattr(operations, name) for name in dir(operations) if name in module.__dict__})
-    module.__dict__["Compression"] = Compression(none=NoneCompressor(), fp16=CastCompressor(adapter, np.float16))
+    module.__dict__["Compression"] = Compression(
+        none=NoneCompressor(),
+        fp16=CastCompressor(adapter, np.float16),
+        int8=Int8Compressor(adapter, np.float32),
+    )
     return module

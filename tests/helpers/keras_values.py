@@ -23,6 +23,7 @@ def check_values(rank: int, size: int) -> None:
             (hvd.allreduce(form), mine - rank + 0.5),
             (hvd.allreduce(form, op=hvd.Sum, prescale_factor=0.5, name="sum"), mine - rank + 0.5),
             (hvd.allreduce(form, compression=hvd.Compression.fp16), mine - rank + 0.5),
+            (hvd.allreduce(form + 0.001, compression=hvd.Compression.bf16), mine - rank + 0.5),
             (hvd.allgather(form), np.concatenate([mine - rank, mine - rank + 1])),
             (hvd.broadcast(form, 1), mine - rank + 1),
             (hvd.reducescatter(form, op=hvd.Sum), (2 * (mine - rank) + 1)[rank : rank + 1]),

@@ -50,7 +50,7 @@ Request random_request(Random& random) {
   request.name = random_text(random);
   request.kind = static_cast<Kind>(random() % kKinds);
   request.dtype = static_cast<DType>(random() % kDTypes);
-  request.op = static_cast<ReduceOp>(random() % 6);
+  request.op = static_cast<ReduceOp>(random() % farandole::kReduceOps);
   request.cacheable = random() % 2 == 0;
   request.on_device = random() % 2 == 0;
   request.prescale = static_cast<double>(random()) * 1e-300;

@@ -47,6 +47,7 @@ def test_every_kind(mode: str) -> None:
                 hvd.grouped_reducescatter([x, 3 * x], op=hvd.Sum),
                 hvd.alltoall(x[:2]),
                 hvd.allreduce(x, compression=hvd.Compression.fp16),
+                hvd.allreduce(x + 0.001, compression=hvd.Compression.bf16),
             )
 
         twice = MODES[mode](every_kind)
@@ -57,7 +58,7 @@ def test_every_kind(mode: str) -> None:
 
     one, two = run_ranks(2, body)
     for got, rows, sent in ((one, [3, 6], [1, 2]), (two, [9], [2, 4])):
-        total, tree, (twice, four_times), gathered, group, spread, scattered, scattereds, exchanged, small = got
+        total, tree, (twice, four_times), gathered, group, spread, scattered, scattereds, exchanged, small, brain = got
         np.testing.assert_array_equal(total, [3, 6, 9])
         np.testing.assert_array_equal(tree["a"], [1.5, 3, 4.5])
         np.testing.assert_array_equal(tree["b"][0], [3, 6, 9])
@@ -71,7 +72,8 @@ def test_every_kind(mode: str) -> None:
         np.testing.assert_array_equal(scattereds[1], 3 * np.array(rows))
         np.testing.assert_array_equal(exchanged, sent)
         np.testing.assert_array_equal(small, [1.5, 3, 4.5])
-        assert small.dtype == np.float32
+        np.testing.assert_array_equal(brain, [1.5, 3, 4.5])  # bfloat16 rounds the thousandth away
+        assert small.dtype == brain.dtype == np.float32
 
 
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from farandole.core.operations import kinds
-from farandole.core.operations.reduction import Adasum, Average, Max, Min, Product, Reduction, Sum
+from farandole.core.operations.reduction import LINEAR, Adasum, Average, Max, Min, Product, Reduction, Sum
 from farandole.core.operations.request import Request
 from farandole.core.operations.requests import Requests
 from farandole.core.plugins import address_of
@@ -112,7 +112,7 @@ def _reduction(call: TracedRequest, reduction: Reduction, part: str = "") -> Tra
 
 def _of_allreduce(call: TracedRequest, grads: Arrays, inputs: Arrays) -> Arrays:
     op, prescale, postscale = call.request.reduction
-    if op in (Sum, Average):
+    if op in LINEAR:
         return operate(_reduction(call, call.request.reduction), grads)
     if op == Adasum:
         raise NotImplementedError("allreduce with op=Adasum has no gradient here; use jax.lax.stop_gradient")

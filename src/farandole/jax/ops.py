@@ -6,8 +6,13 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from farandole.core.operations.compression import CastCompressor, Compressor, NoneCompressor
-from farandole.core.operations.compression import Compression as Compressors
+from farandole.core.operations.compression import (
+    BrainCompression,
+    CastCompressor,
+    Compressor,
+    Int8Compressor,
+    NoneCompressor,
+)
 from farandole.core.operations.ops import Operations
 from farandole.core.operations.reduction import Average
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
@@ -31,8 +36,11 @@ Tree = TypeVar("Tree")
 _adapter = JaxAdapter()
 _operations: Operations[Array] = Operations(Differentiable(_adapter))
 
-Compression: Compressors[Array] = Compressors(
-    none=NoneCompressor(), fp16=CastCompressor(_adapter, jnp.dtype(jnp.float16))
+Compression: BrainCompression[Array] = BrainCompression(
+    none=NoneCompressor(),
+    fp16=CastCompressor(_adapter, jnp.dtype(jnp.float16)),
+    bf16=CastCompressor(_adapter, jnp.dtype(jnp.bfloat16)),
+    int8=Int8Compressor(_adapter, jnp.dtype(jnp.float32)),
 )
 
 

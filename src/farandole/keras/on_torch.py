@@ -28,7 +28,7 @@ def reduce_each(
         hvd.grouped_allreduce_async(
             [sent[place] for place in group],
             name=f"{name}.{number}",
-            op=options.reduction.op,
+            op=options.sent.op,
             prescale_factor=options.reduction.prescale,
             postscale_factor=options.reduction.postscale,
             process_set=options.process_set,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from farandole.core.operations.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.core.operations.compression import CastCompressor, Compressor, Int8Compressor, NoneCompressor
 from farandole.core.operations.compression import Compression as Compressors
 from farandole.core.operations.ops import Operations
 from farandole.core.operations.reduction import Average
@@ -45,7 +45,11 @@ __all__ = [
 _adapter = MxnetAdapter()
 _operations: Operations[Array] = Operations(Requests(_adapter))
 
-Compression: Compressors[Array] = Compressors(none=NoneCompressor(), fp16=CastCompressor(_adapter, np.float16))
+Compression: Compressors[Array] = Compressors(
+    none=NoneCompressor(),
+    fp16=CastCompressor(_adapter, np.float16),
+    int8=Int8Compressor(_adapter, np.float32),
+)
 
 # Horovod has none of these for MXNet; their arguments are those of the other bindings.
 allreduce_async = _operations.allreduce_async

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import mxnet as mx
 
-from farandole.core.operations.compression import Compressor
+from farandole.core.operations.compression import Compressor, wire_op
 from farandole.core.operations.gradients import even_groups, predivided
 from farandole.core.operations.reduction import Average, Reduction, Sum
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, membership_of
@@ -39,7 +39,7 @@ class _Reducer:
             grouped_allreduce_async_(
                 [smaller[name][0] for name in group],
                 name=group[0],
-                op=self.reduction.op,
+                op=wire_op(self.compression, self.reduction.op, group[0]),
                 prescale_factor=self.reduction.prescale,
                 postscale_factor=self.reduction.postscale,
                 process_set=self.process_set,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from farandole.core.operations.compression import CastCompressor, NoneCompressor
+from farandole.core.operations.compression import CastCompressor, Int8Compressor, NoneCompressor
 from farandole.core.operations.compression import Compression as Compressors
 from farandole.core.operations.ops import Operations
 from farandole.core.operations.requests import Requests
@@ -38,7 +38,9 @@ _adapter = NumpyAdapter()
 _operations: Operations[Array] = Operations(Requests(_adapter))
 
 Compression: Compressors[Array] = Compressors(
-    none=NoneCompressor(), fp16=CastCompressor(_adapter, np.dtype(np.float16))
+    none=NoneCompressor(),
+    fp16=CastCompressor(_adapter, np.dtype(np.float16)),
+    int8=Int8Compressor(_adapter, np.dtype(np.float32)),
 )
 
 allreduce = _operations.allreduce

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from farandole.core.operations.compression import Compressor, NoneCompressor
+from farandole.core.operations.compression import BrainCompression, ByInt8, Compressor, NoneCompressor
 
 __all__ = ["Compression", "Compressor", "FloatCompressor"]
 
@@ -26,9 +26,13 @@ class FloatCompressor:
         return tensor if ctx is None else tf.cast(tensor, ctx)
 
 
-class Compression:
-    """The available compressors."""
+class Int8Compressor(FloatCompressor, ByInt8):
+    """See `farandole.core.operations.compression.Int8Compressor`."""
 
-    none: Compressor[tf.Tensor] = NoneCompressor()
-    fp16: Compressor[tf.Tensor] = FloatCompressor(tf.float16)
-    bf16: Compressor[tf.Tensor] = FloatCompressor(tf.bfloat16)
+
+Compression: BrainCompression[tf.Tensor] = BrainCompression(
+    none=NoneCompressor(),
+    fp16=FloatCompressor(tf.float16),
+    bf16=FloatCompressor(tf.bfloat16),
+    int8=Int8Compressor(tf.float32),
+)

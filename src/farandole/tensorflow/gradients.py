@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from farandole.core.operations.reduction import Adasum, Average, Max, Min, Product, Sum
+from farandole.core.operations.reduction import LINEAR, Adasum, Average, Max, Min, Product, Sum
 from farandole.core.plugins import Address
 from farandole.tensorflow import nodes
 from farandole.tensorflow.naming import backward_name
@@ -57,7 +57,7 @@ def _factors(op: tf.Operation) -> tuple[float, float]:
 @tf.RegisterGradient("FarandoleAllreduce")  # type: ignore[untyped-decorator]
 def _of_allreduce(op: tf.Operation, *grads: tf.Tensor) -> Gradients:
     node, how, (pre, post) = _Node.of(op), op.get_attr("op"), _factors(op)
-    if how in (Sum, Average):
+    if how in LINEAR:
         return node.reduce(list(grads), how, "", pre, post)
     if how == Adasum:
         raise NotImplementedError("allreduce with op=Adasum has no gradient here; use tf.stop_gradient on its input")

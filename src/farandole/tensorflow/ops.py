@@ -7,7 +7,8 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from farandole.core import default
-from farandole.core.operations.compression import Compressor
+from farandole.core.operations import kinds
+from farandole.core.operations.compression import Compressor, wire_op
 from farandole.core.operations.reduction import Average, Sum, choose_reduction
 from farandole.core.plugins import Address, address_of
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, membership_of
@@ -63,6 +64,7 @@ def allreduce(
         with _on(device_sparse):
             return _reduce_slices([tensor], op, name, process_set, ignore_name_scope)[0]
     with _on(device_dense):
+        op = wire_op(compression, op, name)
         smaller, ctx = compression.compress(tf.convert_to_tensor(tensor))
         wire, at = _ask("allreduce", name, [smaller], process_set, ignore_name_scope)
         (reduced,) = nodes.allreduce([smaller], wire, at, op, prescale_factor, postscale_factor)
@@ -97,6 +99,7 @@ def grouped_allreduce(
     if not dense:
         return results
     with _on(device_dense):
+        op = wire_op(compression, op, name)
         pairs = [compression.compress(tf.convert_to_tensor(tensors[place])) for place in dense]
         smaller = [tensor for tensor, _ in pairs]
         wire, at = _ask("grouped_allreduce", name, smaller, process_set, ignore_name_scope)
@@ -192,6 +195,7 @@ def reducescatter(
     """Reduce `tensor` over all ranks (Average or Sum) and return this rank's rows of the result.
 
     If the rows do not divide evenly, the first ranks get one row more."""
+    op = wire_op(compression, op, name, kinds.REDUCESCATTER)
     with _on(device_dense):
         smaller, ctx = compression.compress(tf.convert_to_tensor(tensor))
         wire, at = _ask("reducescatter", name, [smaller], process_set, ignore_name_scope)
@@ -211,6 +215,7 @@ def grouped_reducescatter(
     """Scatter several tensors together, as `reducescatter`; none begins before all are requested on all ranks."""
     if not tensors:
         return []
+    op = wire_op(compression, op, None, kinds.REDUCESCATTER)
     with _on(device_dense):
         pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
         smaller = [tensor for tensor, _ in pairs]

@@ -12,7 +12,7 @@ from torch.autograd.function import FunctionCtx
 
 from farandole.core import default
 from farandole.core.operations import kinds
-from farandole.core.operations.reduction import Adasum, Average, Product, Reduction, Sum
+from farandole.core.operations.reduction import LINEAR, Adasum, Average, Product, Reduction, Sum
 from farandole.core.operations.request import Request
 from farandole.core.operations.requests import Requests
 from farandole.core.process_sets.process_set import membership_of
@@ -71,13 +71,13 @@ def _backward(ctx: _Call, back: Request, grads: Sequence[Tensor]) -> list[Tensor
 class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Call, requests: Differentiable, request: Request, *tensors: Tensor) -> tuple[Tensor, ...]:
-        if request.reduction.op not in (Sum, Average):
+        if request.reduction.op not in LINEAR:
             ctx.save_for_backward(*tensors)
         return _forward(ctx, requests, request, tensors)
 
     @staticmethod
     def backward(ctx: _Call, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.request.reduction.op in (Sum, Average):
+        if ctx.request.reduction.op in LINEAR:
             return None, None, *_backward(ctx, ctx.request.backward(), grads)
         parts = [f".{place}" for place in range(len(grads))] if ctx.request.grouped else [""]
         triples = zip(ctx.saved_tensors, grads, parts, strict=True)

@@ -2,8 +2,7 @@
 
 import torch
 
-from farandole.core.operations.compression import CastCompressor, NoneCompressor
-from farandole.core.operations.compression import Compression as Compressors
+from farandole.core.operations.compression import BrainCompression, CastCompressor, Int8Compressor, NoneCompressor
 from farandole.core.operations.ops import Operations
 from farandole.torch.adapter import TorchAdapter
 from farandole.torch.autograd import Differentiable
@@ -39,8 +38,11 @@ _operations: Operations[torch.Tensor] = Operations(Differentiable(_adapter))
 
 requests = _operations.requests
 
-Compression: Compressors[torch.Tensor] = Compressors(
-    none=NoneCompressor(), fp16=CastCompressor(_adapter, torch.float16)
+Compression: BrainCompression[torch.Tensor] = BrainCompression(
+    none=NoneCompressor(),
+    fp16=CastCompressor(_adapter, torch.float16),
+    bf16=CastCompressor(_adapter, torch.bfloat16),
+    int8=Int8Compressor(_adapter, torch.float32),
 )
 
 allreduce = _operations.allreduce

@@ -26,6 +26,8 @@ from farandole.torch.second_group import warn_of_second_group
 
 __all__ = ["DistributedOptimizer"]
 
+ERRORS = "errors_of_int8"  # key in a state_dict
+
 
 class _Distributed(Front):
     """Class that `DistributedOptimizer` puts in front of an optimizer's class."""
@@ -120,12 +122,21 @@ class _Distributed(Front):
         self._alone = self._reducer.rejoin()
         self._synchronized = False
 
+    def state_dict(self) -> dict[str, object]:
+        """Return the state; with `Compression.int8` also this rank's errors, which other optimizers ignore."""
+        state = super().state_dict()
+        feedback = self._reducer.feedback
+        return state if feedback is None else {**state, ERRORS: dict(feedback.errors)}
+
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Load, and forget which gradients were being reduced."""
         self._reducer.reset()
         self._synchronized = False
         self._should_synchronize = True
         super().load_state_dict(state_dict)
+        if self._reducer.feedback is not None:
+            errors: dict[str, torch.Tensor] = state_dict.get(ERRORS, {})  # type: ignore[assignment]  # as saved
+            self._reducer.feedback.errors = {name: error.clone() for name, error in errors.items()}
 
     def add_param_group(self, param_group: dict[str, object]) -> None:
         """Add parameters, which are reduced like the others, each on its own."""
@@ -151,12 +162,13 @@ def DistributedOptimizer(
     """Return an optimizer like `optimizer`, of a subclass of its class, that steps with the gradients of all ranks.
 
     It shares parameters, options and state with `optimizer`, which should no longer be used. Gradients are reduced
-    during the backward pass, and `step` waits for them. With `backward_passes_per_step`, the gradients of that many
-    passes are added up before they are reduced. `groups`, a number or lists of parameters, reduces gradients
-    together. `sparse_as_dense` reduces sparse gradients as dense ones; SparseAdam gets them sparse again. With
-    `process_set` its members reduce among themselves, and the others step with their own gradients. With op=Adasum
-    each rank steps with its own gradients, and the steps are combined. Raises `ValueError` for parameters without a
-    name, or with a name used twice, and for contradictory settings."""
+    during the backward pass, and `step` waits for them. `Compression.int8` adds what it loses of a gradient to the next
+    one; `state_dict` holds these errors, and an elastic job drops them when its ranks change. With
+    `backward_passes_per_step`, the gradients of that many passes are added up before they are reduced. `groups`, a
+    number or lists of parameters, reduces gradients together. `sparse_as_dense` reduces sparse gradients as dense ones;
+    SparseAdam gets them sparse again. With `process_set` its members reduce among themselves, and the others step with
+    their own gradients. With op=Adasum each rank steps with its own gradients, and the steps are combined. Raises
+    `ValueError` for parameters without a name, or with a name used twice, and for contradictory settings."""
     require_registered(process_set, "DistributedOptimizer")
     options = GradientOptions(
         reduction=predivided(op, gradient_predivide_factor),

@@ -11,11 +11,12 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from farandole.core.operations import kinds
-from farandole.core.operations.compression import Compressor
+from farandole.core.operations.compression import ByInt8, Compressor
 from farandole.core.operations.gradients import GradientOptions, Passes
 from farandole.core.operations.request import Request
 from farandole.core.process_sets.process_set import is_alone
 from farandole.errors import InvalidRequest
+from farandole.torch.feedback import ErrorFeedback
 from farandole.torch.flight import Flight, InFlight, Origin, plain
 from farandole.torch.ops import Compression, allreduce, requests
 from farandole.torch.sparse import start_sparse
@@ -52,7 +53,9 @@ class Reducer:
         self._origins: list[Origin] = []
         self._groups: list[list[int]] = []
         self._options = options
-        self._request = Request(kinds.ALLREDUCE, reduction=options.reduction, process_set=options.process_set)
+        self._request = Request(kinds.ALLREDUCE, reduction=options.sent, process_set=options.process_set)
+        # None unless gradients are sent as int8.
+        self.feedback = ErrorFeedback() if isinstance(options.compression, ByInt8) else None
         self._attach = attach
         self.paused = False
         self._flights: dict[int, Flight] = {}
@@ -204,6 +207,8 @@ class Reducer:
         The hooks follow: a rank that is alone has none."""
         self._held, self._held_bytes = {}, 0
         self.reset()
+        if self.feedback is not None:
+            self.feedback.errors.clear()
         alone = is_alone(self._options.process_set)
         self._attach = not alone
         if alone:
@@ -251,6 +256,9 @@ class Reducer:
         else:
             packed = [compression.compress(tensor) for tensor in tensors]
             tensors, contexts = [tensor for tensor, _ in packed], [ctx for _, ctx in packed]
+            if self.feedback is not None:
+                for place, tensor in zip(places, tensors, strict=True):
+                    self.feedback.feed(self._names[place], tensor)
             complete = partial(_complete, gradients, tensors, contexts, compression, start(places, tensors))
         flight = Flight([self._parameters[place] for place in places], complete)
         self._flights.update(dict.fromkeys(places, flight))

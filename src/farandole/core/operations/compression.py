@@ -4,8 +4,20 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from farandole.core.operations.adapter import Adapter
+from farandole.core.operations.kinds import ALLREDUCE, NAMES
+from farandole.core.operations.reduction import Average, AverageByInt8, Sum, SumByInt8
+from farandole.errors import UnsupportedReduction
 
-__all__ = ["CastCompressor", "Compression", "Compressor", "NoneCompressor"]
+__all__ = [
+    "BrainCompression",
+    "ByInt8",
+    "CastCompressor",
+    "Compression",
+    "Compressor",
+    "Int8Compressor",
+    "NoneCompressor",
+    "wire_op",
+]
 
 T = TypeVar("T")
 
@@ -51,9 +63,38 @@ class CastCompressor(Generic[T]):
         return tensor if ctx is None else self.adapter.cast(tensor, ctx)
 
 
+class ByInt8:
+    """Mark of a compressor whose tensors the engine itself sends as blocks of int8; it only casts them to float32."""
+
+
+class Int8Compressor(CastCompressor[T], ByInt8):
+    """Compressor that sends floating-point tensors as int8, with a float32 scale for each 256 values.
+
+    It serves allreduces by Average and Sum, which round each value twice: on the rank, and the sum."""
+
+
+def wire_op(compression: object, op: int, name: str | None, kind: int = ALLREDUCE) -> int:
+    """Return the operator that the engine gets for a reduction by `op`.
+
+    Raises `UnsupportedReduction` if `compression` sends int8, and this is no allreduce by Average or Sum."""
+    if not isinstance(compression, ByInt8):
+        return op
+    if kind != ALLREDUCE or op not in (Average, Sum):
+        raise UnsupportedReduction(name or NAMES[kind], "Compression.int8 supports allreduce by Average and Sum only")
+    return AverageByInt8 if op == Average else SumByInt8
+
+
 @dataclass(frozen=True)
 class Compression(Generic[T]):
-    """The compressors of one framework: `Compression.none` and `Compression.fp16`."""
+    """The compressors of one framework: `Compression.none`, `Compression.fp16` and `Compression.int8`."""
 
     none: Compressor[T]
     fp16: Compressor[T]
+    int8: Compressor[T]
+
+
+@dataclass(frozen=True)
+class BrainCompression(Compression[T]):
+    """The compressors of a framework that has bfloat16, which NumPy and MXNet lack: `Compression.bf16` too."""
+
+    bf16: Compressor[T]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from farandole.core.operations.compression import Compressor, NoneCompressor
+from farandole.core.operations.compression import Compressor, NoneCompressor, wire_op
 from farandole.core.operations.reduction import Average, Reduction, choose_reduction
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 
@@ -27,6 +27,15 @@ class GradientOptions(Generic[T]):
     compression: Compressor[T] = field(default_factory=NoneCompressor)
     sparse_as_dense: bool = False
     process_set: ProcessSet = global_process_set
+
+    def __post_init__(self) -> None:
+        """Raise `UnsupportedReduction` for int8 with operators other than Average and Sum."""
+        wire_op(self.compression, self.reduction.op, "gradients")
+
+    @property
+    def sent(self) -> Reduction:
+        """The reduction that the engine gets."""
+        return self.reduction._replace(op=wire_op(self.compression, self.reduction.op, "gradients"))
 
 
 def predivided(op: int, predivide: float) -> Reduction:

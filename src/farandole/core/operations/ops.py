@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 from farandole.core import default
 from farandole.core.operations import kinds
-from farandole.core.operations.compression import Compressor
+from farandole.core.operations.compression import Compressor, wire_op
 from farandole.core.operations.handle import Handle
 from farandole.core.operations.reduction import Average
 from farandole.core.operations.request import Request
@@ -52,11 +52,7 @@ class Operations(Generic[T]):
         Blocks until every rank has made the request.
         """
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
-        if compression is None:
-            reduced: T = self.requests.run(request, tensor)
-            return reduced
-        smaller, ctx = compression.compress(tensor)
-        return compression.decompress(self.requests.run(request, smaller), ctx)
+        return self._run(request, tensor, compression)
 
     def allreduce_(
         self,
@@ -325,6 +321,7 @@ class Operations(Generic[T]):
         if compression is None:
             output: T = self.requests.run(request, tensor)
             return output
+        request = _encoded(request, compression)
         smaller, ctx = compression.compress(tensor)
         return compression.decompress(self.requests.run(request, smaller), ctx)
 
@@ -332,9 +329,16 @@ class Operations(Generic[T]):
         if compression is None:
             outputs: list[T] = self.requests.run(request, tensors)
             return outputs
+        request = _encoded(request, compression)
         smaller = [compression.compress(tensor) for tensor in tensors]
         outputs = self.requests.run(request, [tensor for tensor, _ in smaller])
         return [compression.decompress(output, ctx) for output, (_, ctx) in zip(outputs, smaller, strict=True)]
+
+
+def _encoded(request: Request, compression: object) -> Request:
+    """Return the request whose operator says how `compression` sends tensors."""
+    op = wire_op(compression, request.reduction.op, request.name, request.kind)
+    return request if op == request.reduction.op else request._replace(reduction=request.reduction._replace(op=op))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

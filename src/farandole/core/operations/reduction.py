@@ -7,7 +7,19 @@ ranks' tensors and averages the parallel parts. It takes floating-point tensors 
 import warnings
 from typing import Final, NamedTuple
 
-__all__ = ["Adasum", "Average", "Max", "Min", "Product", "Reduction", "Sum", "choose_reduction"]
+__all__ = [
+    "LINEAR",
+    "Adasum",
+    "Average",
+    "AverageByInt8",
+    "Max",
+    "Min",
+    "Product",
+    "Reduction",
+    "Sum",
+    "SumByInt8",
+    "choose_reduction",
+]
 
 Average: Final = 0
 Sum: Final = 1
@@ -15,6 +27,10 @@ Adasum: Final = 2
 Min: Final = 3
 Max: Final = 4
 Product: Final = 5
+# Of float32 tensors, sent as blocks of int8: `Compression.int8` selects them.
+AverageByInt8: Final = 6
+SumByInt8: Final = 7
+LINEAR: Final = frozenset({Average, Sum, AverageByInt8, SumByInt8})  # the gradient is reduced as the tensor was
 
 
 # A NamedTuple, because the engine reads the fields by place (native/bind/request.cc).
@@ -26,7 +42,7 @@ class Reduction(NamedTuple):
     postscale: float = 1.0
 
 
-_UNSCALED: Final = {op: Reduction(op) for op in (Average, Sum, Adasum, Min, Max, Product)}
+_UNSCALED: Final = {op: Reduction(op) for op in (*LINEAR, Adasum, Min, Max, Product)}
 
 
 def choose_reduction(

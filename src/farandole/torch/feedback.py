@@ -1,0 +1,39 @@
+"""Error feedback: what int8 loses of a gradient is added to the next gradient (Seide et al., 2014)."""
+
+import torch
+
+from farandole import _native
+
+__all__ = ["ErrorFeedback"]
+
+BLOCK = 256  # values that share a scale; see native/base/int8_blocks.h
+
+
+class ErrorFeedback:
+    """The errors of this rank's gradients, by the names of their parameters."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, torch.Tensor] = {}
+
+    def feed(self, name: str, gradient: torch.Tensor) -> None:
+        """Add the last error to a contiguous float32 gradient, in place, and keep the error that it will have.
+
+        A block of 256 values with a NaN or an infinity leaves no error."""
+        error = self.errors.get(name)
+        if error is None or error.shape != gradient.shape or error.device != gradient.device:
+            error = self.errors[name] = torch.zeros_like(gradient)
+        if gradient.is_cpu:
+            _native.feed_error(gradient, error)
+        else:
+            feed_on_device(gradient, error)
+
+
+def feed_on_device(gradient: torch.Tensor, error: torch.Tensor) -> None:
+    """Do as `_native.feed_error`, by operations of torch, on any device."""
+    gradient += error
+    padding = -gradient.numel() % BLOCK
+    blocks = torch.nn.functional.pad(gradient.flatten(), (0, padding)).view(-1, BLOCK)
+    peak = blocks.abs().amax(1, keepdim=True)
+    steps = torch.where(peak < 2.0**-100, 0.0, (blocks * (127.0 / peak)).round())
+    lost = torch.where(peak.isfinite(), blocks - steps * (peak * float.fromhex("0x1.020404p-7")), 0.0)
+    error.copy_(lost.flatten()[: gradient.numel()].view_as(error))
