@@ -142,7 +142,6 @@ REFUSED_READER_ARGUMENTS: Mapping[str, str] = {
 }
 
 _INSIDE = "it is the inside of Horovod's launcher; farandole starts its ranks in its own way"
-_NO_SERVICES = "no services of tf.data are started; farandole.data reads ahead on each rank, and gives each row once"
 _INSIDE_SPARK = "it is the inside of Horovod's Spark jobs; farandole's are made in their own way"
 _SPARK_MODULES = """
 driver gloo_run mpi_run common.cache common.constants common.serialization keras.bare keras.optimizer
@@ -163,13 +162,11 @@ _RUNNER_UTIL = {
     "tiny_shell_exec": "call subprocess.run",
 }
 ABSENT_MODULES: Mapping[str, str] = {
-    "horovod.tensorflow.data": _NO_SERVICES,
     "horovod.spark.lightning.datamodule": "leave data_module out: ranks read the DataFrame's rows",
     **{f"horovod.spark.{module}": _INSIDE_SPARK for module in _SPARK_MODULES.split()},
     "horovod.spark.common.util": "fit takes the DataFrame itself; for fit_on_parquet let Spark write the rows to "
     "store.get_train_data_path() and store.get_val_data_path(), with vectors as arrays",
     "horovod.spark.conf": ELASTIC,
-    "horovod.spark.tensorflow": _NO_SERVICES,
     **{f"horovod.runner.{module}": _INSIDE for module in ("http", "driver", "service", "task", "util")},
     "horovod.runner.common.service": _INSIDE,
     **{f"horovod.runner.common.util.{module}": why for module, why in _RUNNER_UTIL.items()},

@@ -1,13 +1,10 @@
-"""Table of modules of Horovod, sparkdl and Petastorm with the names that farandole offers in them, and lookups."""
+"""Table of modules of Horovod, sparkdl and Petastorm with the names that farandole offers in them."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 
-import farandole
 from farandole.refusals import ABSENT_MODULES, ABSENT_NAMES
 
 __all__ = [
@@ -18,9 +15,6 @@ __all__ = [
     "PACKAGES",
     "VERSION",
     "Module",
-    "missing_module",
-    "missing_name",
-    "missing_package",
 ]
 
 # Horovod's last release, whose interface compat has. Programs compare it, or take it apart into three numbers.
@@ -45,6 +39,7 @@ class Module:
     known: str = ""  # Horovod's names; a missing one is reported as not there yet
     every: bool = False  # offer all public names of `by`
     needs: str = ""  # packages that the module and its submodules need
+    program: str = ""  # farandole's module that `python -m` runs
 
     def offered(self) -> tuple[str, ...]:
         """Return the public names of `by` that the module offers. Imports `by`."""
@@ -54,17 +49,6 @@ class Module:
         known = set(self.known.split())
         return tuple(name for name in public if (self.every or name in known) and name not in self.own)
 
-
-# By package: the extra that installs it.
-_EXTRAS = {
-    "pyspark": "spark",
-    "torch": "torch",
-    "tensorflow": "tensorflow",
-    "keras": "keras",
-    "lightning_utilities": "lightning",
-    "mxnet": "mxnet",
-    "ray": "ray",
-}
 
 _BASICS = """
 init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
@@ -143,6 +127,12 @@ _LIGHTNING = {
     "TorchEstimator": "farandole.spark.lightning:LightningEstimator",
     "TorchModel": "farandole.spark.lightning:LightningModel",
 }
+
+
+def _command(module: str) -> Module:
+    return Module(own=_from(module, "main"), program=module)
+
+
 _PARAMS = _from("farandole.estimators.params", "EstimatorParams")
 _VERSION = {"__version__": "farandole.compat.answers:VERSION"}
 
@@ -208,6 +198,9 @@ MODULES: Mapping[str, Module] = {
         by="farandole.tensorflow", own=_compression("tensorflow"), known="Compression"
     ),
     "horovod.tensorflow.sync_batch_norm": Module(by="farandole.tensorflow", known="SyncBatchNormalization"),
+    "horovod.tensorflow.data": Module(),
+    "horovod.tensorflow.data.compute_service": Module(by="farandole.compat.tensorflow_data", every=True),
+    "horovod.tensorflow.data.compute_worker": _command("farandole.tensorflow.data_service.compute_worker"),
     "horovod.tensorflow.keras": Module(
         by="farandole.keras",
         every=True,
@@ -272,6 +265,8 @@ MODULES: Mapping[str, Module] = {
     "horovod.spark.keras": Module(by="farandole.spark.keras", known="KerasEstimator KerasModel", needs="keras"),
     "horovod.spark.keras.estimator": Module(by="farandole.spark.keras", own=_PARAMS, known="KerasEstimator KerasModel"),
     "horovod.spark.keras.datamodule": Module(own=_from("farandole.spark.data_module", "PetastormDataModule")),
+    "horovod.spark.tensorflow": Module(needs="tensorflow"),
+    "horovod.spark.tensorflow.compute_worker": _command("farandole.spark.data_service"),
     "horovod.spark.lightning": Module(own=_LIGHTNING, needs="torch lightning_utilities"),
     "horovod.spark.lightning.estimator": Module(
         own={**_LIGHTNING, **_PARAMS, "MIN_PL_VERSION": "farandole.compat.answers:MIN_PL_VERSION"}
@@ -337,64 +332,3 @@ MODULES: Mapping[str, Module] = {
     "petastorm.spark": Module(own=_CONVERTER, parts="spark_dataset_converter", needs="pyspark"),
     "petastorm.spark.spark_dataset_converter": Module(own=_CONVERTER),
 }
-
-
-def missing_module(name: str) -> str | None:
-    """Return the reason why a module or name of Horovod is absent; None if it is present, or not Horovod's."""
-    nearest = name
-    while nearest and nearest not in MODULES:
-        nearest = nearest.rpartition(".")[0]
-    problem = _obstacle(nearest)[0] if nearest else ""
-    if problem:
-        return f"{name} {problem}"
-    # `from horovod.torch import join` asks for a module `horovod.torch.join` when there is no such name.
-    module, _, last = name.rpartition(".")
-    if nearest == name or module not in MODULES or last in MODULES[module].offered():
-        return None
-    return missing_name(module, last)
-
-
-def missing_package(name: str) -> str:
-    """Return the package that must be installed for Horovod's module `name`, or ""."""
-    return _obstacle(name)[1]
-
-
-def missing_name(module: str, name: str) -> str | None:
-    """Return the reason why `module` lacks `name`; None if Horovod has no such name either."""
-    whole, answer = f"{module}.{name}", MODULES[module]
-    if why := ABSENT_NAMES.get(module, {}).get(name):
-        return f"{whole} {_absent(why)}"
-    if name in answer.known.split():
-        return f"{whole} {_absent('this version does not have it yet')}"
-    return missing_module(whole) if whole in MODULES else None
-
-
-def _obstacle(module: str) -> tuple[str, str]:
-    """Return why a module of the table is absent, as the end of a sentence, and the package that it lacks or ""."""
-    above = module.rpartition(".")[0]
-    if above in MODULES and (obstacle := _obstacle(above))[0]:
-        return obstacle  # the import of the package would fail first
-    answer = MODULES[module]
-    if module in ABSENT_MODULES and not (answer.by and _exists(answer.by)):
-        return _absent(ABSENT_MODULES[module]), ""
-    for package in answer.needs.split():
-        if find_spec(package) is None:
-            return f"needs {package}, which is not installed: pip install 'farandole[{_EXTRAS[package]}]'", package
-    return "", ""
-
-
-def _absent(why: str) -> str:
-    return f"is not part of farandole {farandole.__version__}: {why}"
-
-
-def _exists(module: str) -> bool:
-    """Return whether a module of farandole exists. Imports nothing: a parent may need a package that is missing."""
-    path: Sequence[str] | None = farandole.__path__
-    name = farandole.__name__
-    for part in module.split(".")[1:]:
-        name = f"{name}.{part}"
-        found = PathFinder.find_spec(name, path)
-        if found is None:
-            return False
-        path = found.submodule_search_locations
-    return True

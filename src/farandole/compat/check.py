@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from farandole.compat.answers import MODULES, PACKAGES, missing_module, missing_package
+from farandole.compat.absent import missing_module, missing_package
+from farandole.compat.answers import MODULES, PACKAGES
 from farandole.compat.interface import COMMAND, ENVIRONMENT, INTERFACE, Entry, Finding, declared, read_interface
 from farandole.config import Config
 from farandole.launch.options import CommandParser

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec, spec_from_file_location
 from types import ModuleType
 
 import farandole
-from farandole.compat import answers
+from farandole.compat import absent, answers
 from farandole.compat.answers import IMPORTABLE, MODULES, PACKAGES
 from farandole.compat.speech import Speech
 from farandole.errors import ConfigError
@@ -76,9 +77,9 @@ class Finder(MetaPathFinder):
             prepare_mxnet()
         if fullname.partition(".")[0] not in PACKAGES:
             return None
-        missing = answers.missing_module(fullname)
+        missing = absent.missing_module(fullname)
         if missing is None and fullname not in MODULES:
-            return None
+            return _spec_of_program(fullname)
         spec = ModuleSpec(
             fullname, Maker() if missing is None else _refuser(fullname, missing), origin=answers.__file__
         )
@@ -95,7 +96,7 @@ class Answered(ModuleType):
         """Import a name on first use, or raise `AttributeError` with the reason for its absence."""
         where = MODULES[self.__name__].own.get(name)
         if where is None:
-            missing = answers.missing_name(self.__name__, name)
+            missing = absent.missing_name(self.__name__, name)
             raise AttributeError(missing or f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self)
         module, _, attribute = where.partition(":")
         value: object = getattr(importlib.import_module(module), attribute)
@@ -125,7 +126,7 @@ class Maker(Loader):
         module.__doc__ = f"Answered by {answer.by}." if answer.by else "Answered by farandole."
         public = [name for name in answer.own if not name.startswith("_")]
         for part in answer.parts.split():
-            if answers.missing_module(f"{module.__name__}.{part}") is None:
+            if absent.missing_module(f"{module.__name__}.{part}") is None:
                 importlib.import_module(f"{module.__name__}.{part}")
                 public.append(part)
         vars(module)["__all__"] = sorted({*names, *public})
@@ -144,8 +145,18 @@ class Refuser(Loader):
         raise self._why
 
 
+def _spec_of_program(name: str) -> ModuleSpec | None:
+    """Return the spec that `python -m` runs for one of Horovod's modules, of which it asks for a `__main__`."""
+    module, _, last = name.rpartition(".")
+    if last != "__main__" or module not in MODULES or not MODULES[module].program:
+        return None
+    ours = find_spec(MODULES[module].program)
+    assert ours is not None
+    return spec_from_file_location(name, ours.origin)
+
+
 def _refuser(name: str, why: str) -> Refuser:
-    package = answers.missing_package(name) if name in MODULES else ""
+    package = absent.missing_package(name) if name in MODULES else ""
     return Refuser(ModuleNotFoundError(why, name=package) if package else ImportError(why, name=name))
 
 

@@ -7,7 +7,8 @@ import sysconfig
 from collections.abc import Sequence
 from typing import TypeVar
 
-from farandole.compat.answers import MODULES, missing_module
+from farandole.compat.absent import missing_module
+from farandole.compat.answers import MODULES
 from farandole.core import builds
 
 __all__ = [

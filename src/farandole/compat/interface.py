@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from farandole.compat.answers import MODULES, missing_module, missing_package
+from farandole.compat.absent import missing_module, missing_package
+from farandole.compat.answers import MODULES
 from farandole.compat.horovodrun import make_parser
 from farandole.config import Config
 from farandole.launch.options import Foreign, Ignore, SetSetting

@@ -15,7 +15,8 @@ import pytest
 
 import farandole
 from farandole.compat import install, uninstall
-from farandole.compat.answers import IMPORTABLE, MODULES, VERSION, Module, missing_module, missing_package
+from farandole.compat.absent import missing_module, missing_package
+from farandole.compat.answers import IMPORTABLE, MODULES, VERSION, Module
 from farandole.errors import ConfigError
 from farandole.refusals import ABSENT_MODULES
 
@@ -126,7 +127,8 @@ WITHOUT = """
 import contextlib, importlib, sys
 sys.modules.update(dict.fromkeys({packages!r}))  # None there is what the import system takes for not installed
 from farandole.compat import install
-from farandole.compat.answers import MODULES, missing_package
+from farandole.compat.absent import missing_package
+from farandole.compat.answers import MODULES
 from farandole.compat.horovodrun import run_commandline
 install()
 for name in MODULES:

@@ -11,7 +11,7 @@ from api_table import differing, find, render
 from mxnet_stand_in import mxnet_stand_in
 
 from farandole.compat import install, interface, uninstall
-from farandole.compat.answers import missing_package
+from farandole.compat.absent import missing_package
 
 pytest.importorskip("torch")
 

@@ -13,7 +13,7 @@ from farandole.meeting.frames import Deadline
 from farandole.meeting.rendezvous import Rendezvous
 from farandole.topology import interface_addresses, loopback_address
 
-__all__ = ["first_that_connects", "own_address"]
+__all__ = ["address_toward", "first_that_connects", "own_address"]
 
 LOOKUP_PAUSE = 0.5  # seconds between two lookups of a host name
 CONNECT = 2.0  # seconds for a test connection from one address
@@ -24,7 +24,11 @@ def own_address(rendezvous: Rendezvous, config: Config, deadline: Deadline) -> s
 
     If `interface` has several addresses, it is the first one from which a connection to the rendezvous succeeds. May
     block for a name lookup and for connections; raises `RendezvousError` if this host has no route to it."""
-    there = rendezvous.address
+    return address_toward(rendezvous.address, config, deadline)
+
+
+def address_toward(there: str | None, config: Config, deadline: Deadline) -> str:
+    """Do as `own_address` does, for the rendezvous, or a service of the job, at `there`; None: on this host."""
     if config.interface is not None:
         own = interface_addresses(config.interface)
         if len(own) == 1 or there is None:
