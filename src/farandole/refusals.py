@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
-ELASTIC: Final = "jobs of Spark and Ray are not elastic yet; start the program by farandole run --min-np"
+ELASTIC: Final = "import ElasticRayExecutor from horovod.ray"
 _MPI_THREADS = "the fabric 'mpi' calls MPI from several threads"
 _ONE_STREAM = "each communicator of NCCL has one stream"
 _NO_CYCLE = "the engine wakes by event, there is no cycle"
@@ -202,7 +202,6 @@ ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("_cache", "_make_subgraph"), "decorate the function with tf.function"),
     },
     "horovod.common.util": {"get_average_backwards_compatibility_fun": "pass op= to the operation"},
-    "horovod.ray": {"ElasticRayExecutor": ELASTIC},
     "horovod.spark.keras.datamodule": {"NVTabularDataModule": _NVTABULAR},
     "horovod.spark.torch.datamodule": {"NVTabularDataModule": _NVTABULAR},
     "petastorm.spark.spark_dataset_converter": {

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,7 @@ def total(factor=1, *, offset=0):
 
 """
 Run = Callable[[str], str]
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +182,42 @@ def test_ctrl_c_ends_the_ranks(run: Run) -> None:
     assert said.splitlines() == ["interrupted True", "left []", "start: no ranks run; call start() first"]
 
 
+def test_an_elastic_job_goes_on_without_a_killed_actor(run: Run, tmp_path: Path) -> None:
+    said = run(f"""
+    import threading
+    from pathlib import Path
+    sys.path.insert(0, {str(TESTS)!r})
+    from helpers.spark_elastic import expected_weight, place_of, training
+    import cloudpickle
+    from farandole.ray import ElasticRayExecutor, RayHostDiscovery
+    folder = Path({str(tmp_path)!r})
+
+    def kill_an_actor():
+        try:
+            pids = {{place_of(folder, rank=rank, size=2).pid for rank in range(2)}}
+            actor = place_of(folder, rank=1, size=2).pid
+            while b"AgentActor" not in Path(f"/proc/{{actor}}/cmdline").read_bytes():
+                actor = int(Path(f"/proc/{{actor}}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(actor, signal.SIGKILL)
+            left = place_of(folder, rank=0, size=1).pid
+            assert left in pids and place_of(folder, rank=0, size=2).pid == left
+            print("went on")
+        finally:
+            (folder / "end").touch()
+
+    assert list(RayHostDiscovery(cpus_per_slot=2).find_available_hosts_and_slots().values()) == [2]
+    killer = threading.Thread(target=kill_an_actor)
+    killer.start()
+    executor = ElasticRayExecutor(ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=2, timeout_s=100))
+    executor.start()
+    cloudpickle.register_pickle_by_value(sys.modules["helpers.spark_elastic"])
+    values = executor.run(lambda: training(str(folder)))
+    killer.join()
+    assert [value[:2] for value in values] == [(values[0][0], expected_weight(values[0][0]))] * 2, values
+    """)
+    assert "went on\n" in said
+
+
 def test_places(run: Run) -> None:
     run("""
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -251,7 +289,7 @@ def test_arguments_that_are_refused(run: Run) -> None:
     ConfigError: num_workers: give num_workers, or num_hosts with num_workers_per_host
     ConfigError: num_workers: give num_workers, or num_hosts with num_workers_per_host
     ValueError: Both `min_workers` and `num_workers` provided.
-    ConfigError: min_workers: ranks of Ray are not elastic yet; give num_workers
+    ConfigError: min_workers: these ranks are not elastic; give num_workers, or use ElasticRayExecutor
     ConfigError: num_workers: must be >= 1, got 0
     ConfigError: gpus_per_worker: needs use_gpu=True
     ConfigError: gpus_per_worker: must be > 0, got 0; leave use_gpu out to use none

@@ -295,7 +295,7 @@ MODULES: Mapping[str, Module] = {
             "HorovodModel": "farandole.estimators.transformer:DataFrameModel",
         }
     ),
-    "horovod.ray": Module(own=_from("farandole.compat.ray", "RayExecutor"), needs="ray"),
+    "horovod.ray": Module(own=_from("farandole.compat.ray", "RayExecutor ElasticRayExecutor"), needs="ray"),
     "horovod.ray.runner": Module(own=_from("farandole.compat.ray", "RayExecutor")),
     # Databricks
     "sparkdl": Module(

@@ -1,13 +1,14 @@
-"""The class `horovod.ray.RayExecutor`, with compat installed on its ranks."""
+"""The classes `RayExecutor` and `ElasticRayExecutor` of `horovod.ray`, with compat installed on their ranks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from farandole.compat.answering import answering
 from farandole.launch.environment import without_torch
+from farandole.ray.elastic import ElasticRayExecutor as ElasticExecutor
 from farandole.ray.executor import RayExecutor as Executor
 
-__all__ = ["RayExecutor"]
+__all__ = ["ElasticRayExecutor", "RayExecutor"]
 
 T = TypeVar("T")
 
@@ -20,3 +21,12 @@ class RayExecutor(Executor):
 
     def _prepared(self, fn: Callable[..., T]) -> Callable[..., T]:
         return answering(super()._prepared(fn))
+
+
+class ElasticRayExecutor(ElasticExecutor):
+    """The class `horovod.ray.ElasticRayExecutor`; see `farandole.ray.ElasticRayExecutor`."""
+
+    def run(self, worker_fn: Callable[[], T], callbacks: Sequence[object] | None = None) -> list[T]:
+        """Call `worker_fn()` on the ranks and return the values of the last ranks."""
+        self._env = without_torch(self._env)
+        return super().run(answering(worker_fn), callbacks)

@@ -1,8 +1,9 @@
-"""Ranks as actors of a Ray cluster: `RayExecutor`, with the arguments of Horovod's class of that name."""
+"""Ranks in a Ray cluster: `RayExecutor` and `ElasticRayExecutor`, with the arguments of Horovod's classes."""
 
 from farandole.extras import importing as _importing
 
 with _importing(__name__):
+    from farandole.ray.elastic import ElasticRayExecutor, ElasticSettings, RayHostDiscovery
     from farandole.ray.executor import RayExecutor, Settings
 
-__all__ = ["RayExecutor", "Settings"]
+__all__ = ["ElasticRayExecutor", "ElasticSettings", "RayExecutor", "RayHostDiscovery", "Settings"]

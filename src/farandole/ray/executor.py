@@ -23,7 +23,7 @@ from farandole.ray.placement import Demand, Places, reserve
 from farandole.ray.worker import RankActor
 from farandole.topology import JobEnvironment, Topology
 
-__all__ = ["RayExecutor", "Settings"]
+__all__ = ["RayExecutor", "Settings", "refuse_callbacks"]
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class RayExecutor:
         elastic = {"min_workers": min_workers, "max_workers": max_workers}
         for name, value in (elastic | {"reset_limit": reset_limit, "cooldown_range": cooldown_range}).items():
             if value is not None:
-                raise ConfigError(name, "ranks of Ray are not elastic yet; give num_workers")
+                raise ConfigError(name, "these ranks are not elastic; give num_workers, or use ElasticRayExecutor")
         if (num_workers is None) == (num_hosts is None):
             raise ConfigError("num_workers", "give num_workers, or num_hosts with num_workers_per_host")
         if gpus_per_worker is not None and not use_gpu:
@@ -150,7 +150,7 @@ class RayExecutor:
         callbacks: Sequence[object] | None = None,
     ) -> list[T]:
         """Call `fn(*args, **kwargs)` on every rank; return the values by rank. Blocks; raises `RankFailed`."""
-        _refuse_callbacks(callbacks)
+        refuse_callbacks(callbacks)
         return self._values(self.run_remote(fn, args, kwargs))
 
     def run_remote(
@@ -165,7 +165,7 @@ class RayExecutor:
 
     def execute(self, fn: Callable[[Any], T], callbacks: Sequence[object] | None = None) -> list[T]:
         """Call `fn(executable)` on every rank with the rank's own object; return the values by rank. See `run`."""
-        _refuse_callbacks(callbacks)
+        refuse_callbacks(callbacks)
         fn = self._prepared(fn)
         return self._values([actor.execute.remote(fn) for actor in self._running()])
 
@@ -279,6 +279,7 @@ def _frames_of(error: RayTaskError) -> str:
     return "\n".join(["Traceback (most recent call last):", *lines[first:]])
 
 
-def _refuse_callbacks(callbacks: Sequence[object] | None) -> None:
+def refuse_callbacks(callbacks: Sequence[object] | None) -> None:
+    """Raise `ConfigError` if there are callbacks."""
     if callbacks:
         raise ConfigError("callbacks", "ranks send no values while they run; return them from the function")

@@ -1,18 +1,24 @@
-"""Actor of one rank: a process of its own, in which the user's functions are called."""
+"""Actors of one rank: a process in which the user's functions are called, or the agent of an elastic rank."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import TypeVar
 
+import ray
 import ray.util
 
+from farandole.launch.backend import Assignment, OnEnd, OnLine, Rank, Task
+from farandole.launch.backends.local import LocalAgent
+from farandole.launch.elastic.callers import call_launcher
 from farandole.launch.reserved import ReservedPort
 from farandole.meeting.handshake import new_secret
 from farandole.meeting.server import RendezvousServer
 from farandole.other_launchers import note_launches
 from farandole.topology import host_identity, interface_address
 
-__all__ = ["RankActor"]
+__all__ = ["AgentActor", "RankActor"]
 
 T = TypeVar("T")
 
@@ -55,3 +61,22 @@ class RankActor:
     def run(self, fn: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:
         """Call `fn`, and return its value."""
         return fn(*args, **kwargs)
+
+
+class AgentActor:
+    """The actor of one elastic rank: an agent of the executor."""
+
+    def serve(self, launcher: str, secret: bytes, timeout: timedelta, name: str) -> None:
+        """Serve the executor until it accepts no agents."""
+        with _ActorAgent() as agent:
+            agent.gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
+            call_launcher(launcher, secret, f"{ray.util.get_node_ip_address()}/{name}", agent, timeout)
+
+
+class _ActorAgent(LocalAgent):
+    """Starts ranks with the actor's environment."""
+
+    def start(self, assignment: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> Rank:
+        """Start the rank."""
+        env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        return super().start(replace(assignment, env={**env, **assignment.env}), task, on_line, on_end)

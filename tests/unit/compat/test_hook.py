@@ -163,7 +163,7 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
 @pytest.mark.parametrize(
     ("statement", "sentence"),
     [
-        ("from horovod.ray import ElasticRayExecutor", "elastic"),
+        ("from horovod.ray.elastic_v2 import ElasticAdapter", "import ElasticRayExecutor from horovod.ray"),
         ("from horovod.spark.common import util", "fit takes the DataFrame itself"),
         ("from horovod.spark.torch import remote", "it is the inside of Horovod's Spark jobs"),
         (
