@@ -247,6 +247,7 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Star
         discovery: HostDiscovery,
         backend_of: Callable[[Host], Backend],
         environment: Mapping[str, str],
+        survive: bool,
     ) -> Iterator[Started]:
         hosts = [Host(name, slots) for name, slots in discovery.find_available_hosts_and_slots().items()]
         jobs.append(
