@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/int8_blocks.h"
 #include "check.h"
 #include "engine/wire.h"
 
