@@ -1,6 +1,6 @@
 """Data services of TensorFlow: a job of workers and a training job, by Horovod's names.
 
-The programs are written after the description of Horovod's examples of data services, with digits for MNIST."""
+One program counts rows, the other trains on digits, both below horovodrun and in Spark."""
 
 import os
 import subprocess
@@ -64,59 +64,46 @@ if hvd.rank() == 0:
 
 TRAIN = """
 import sys
-import tensorflow as tf
-from sklearn.datasets import load_digits
 import horovod.tensorflow.keras as hvd
+import tensorflow as tf
 from horovod.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
+from sklearn.datasets import load_digits
 
-def train_fn(compute_config, reuse_dataset=False, round_robin=False):
-    hvd.init()
-    digits = load_digits()
-    images = tf.cast(digits.images[..., tf.newaxis] / 16.0, tf.float32)
-    dataset = tf.data.Dataset.from_tensor_slices((images, tf.cast(digits.target, tf.int64)))
-    dataset = dataset.repeat().shuffle(10000).batch(64)
-
-    def fit(dataset):
-        model = tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(10, activation="softmax")])
-        rate = 0.01 * hvd.size()
-        opt = hvd.DistributedOptimizer(
-            tf.optimizers.Adam(rate), backward_passes_per_step=1, average_aggregated_gradients=True
-        )
-        model.compile(loss=tf.losses.SparseCategoricalCrossentropy(), optimizer=opt, metrics=["accuracy"])
-        callbacks = [
-            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-            hvd.callbacks.LearningRateWarmupCallback(initial_lr=rate, warmup_epochs=1),
-        ]
-        return model.fit(dataset, steps_per_epoch=24 // hvd.size(), callbacks=callbacks, epochs=3, verbose=0)
-
-    if compute_config.dispatcher_side == "compute":
-        history = fit(dataset.send_to_data_service(
-            compute_config, hvd.rank(), hvd.size(), reuse_dataset=reuse_dataset, round_robin=round_robin
-        ).prefetch(tf.data.experimental.AUTOTUNE))
-    else:
-        with tf_data_service(compute_config, hvd.rank()) as dispatcher_address:
-            history = fit(dataset.apply(tf.data.experimental.service.distribute(
-                service=dispatcher_address,
-                processing_mode="distributed_epoch",
-                job_name="job" if reuse_dataset else None,
-                consumer_index=hvd.rank() if round_robin else None,
-                num_consumers=hvd.size() if round_robin else None,
-            )).prefetch(tf.data.experimental.AUTOTUNE))
-    losses = history.history["loss"]
+def learn(served):
+    layers = [tf.keras.layers.Flatten(), tf.keras.layers.Dense(64, "relu"), tf.keras.layers.Dense(10)]
+    model = tf.keras.Sequential([tf.keras.Input((8, 8)), *layers])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.005)), loss)
+    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    losses = model.fit(served, steps_per_epoch=15, epochs=3, verbose=0, callbacks=[start]).history["loss"]
     assert losses[-1] < 0.8 * losses[0], losses
 
+def train(config, reuse, robin):
+    hvd.init()
+    digits = load_digits()
+    x, y = (digits.images / 16).astype("float32"), digits.target.astype("int64")
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat().shuffle(2000).batch(64)
+    if config.dispatcher_side == "compute":
+        learn(dataset.send_to_data_service(config, hvd.rank(), hvd.size(), reuse_dataset=reuse, round_robin=robin))
+        return
+    places = {"consumer_index": hvd.rank(), "num_consumers": hvd.size()} if robin else {}
+    with tf_data_service(config, hvd.rank()) as address:
+        learn(dataset.apply(tf.data.experimental.service.distribute(
+            "distributed_epoch", address, job_name="job" if reuse else None, **places
+        )))
+
 if __name__ == "__main__":
-    compute_config = TfDataServiceConfig.read(sys.argv[1], wait_for_file_creation=True)
-    options = {"reuse_dataset": "reuse" in sys.argv, "round_robin": "robin" in sys.argv}
+    config = TfDataServiceConfig.read(sys.argv[1], wait_for_file_creation=True)
+    given = (config, "reuse" in sys.argv, "robin" in sys.argv)
     if "spark" in sys.argv:
         from horovod.spark import run
         from pyspark.sql import SparkSession
         SparkSession.builder.master("local[2]").getOrCreate()
-        run(train_fn, args=(compute_config,), kwargs=options, num_proc=2, stdout=sys.stdout, stderr=sys.stderr)
+        run(train, given, num_proc=2, stdout=sys.stdout, stderr=sys.stderr)
     else:
         from horovod import run
-        run(train_fn, args=(compute_config,), kwargs=options, np=2)
-    compute_config.compute_client(verbose=2).shutdown()
+        run(train, given, np=2)
+    config.compute_client(verbose=2).shutdown()
 """
 
 
