@@ -1,5 +1,6 @@
 """Dispatchers and workers of TensorFlow's data service, on ranks of the training or of a job of their own."""
 
+import ctypes
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -106,10 +107,17 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
                 dispatcher_timeout_ms=compute_config.timeout * 1000,
             )
         )
-        servers.callback(worker.stop)
+        _keep(worker)
         client.register_worker_for_dispatcher(number, rank())
         log.info("worker %d of the data service serves dispatcher %d at %s", rank(), number, address)
         client.wait_for_shutdown()
+
+
+def _keep(worker: tf.data.experimental.service.WorkerServer) -> None:
+    """Keep a worker until its process ends.
+
+    Its end waits for requests of ranks that are gone, as with round robin, and holds Python's lock meanwhile."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker))
 
 
 def _serve_dispatcher(client: ComputeClient, number: int, servers: ExitStack) -> None:
