@@ -158,7 +158,7 @@ def test_wrong_arguments_are_refused_at_the_call(binding: Binding, size: int) ->
         if size > 1:
             with pytest.raises(InvalidRequest, match="divide"):
                 hvd.alltoall(binding.make(np.ones(size + 1), "float32"))
-        for op in (8, -1, "sum"):
+        for op in (6, -1, "sum"):
             with pytest.raises(ValueError, match="op"):
                 hvd.allreduce(rows, op=op)
         with pytest.raises(TypeError):

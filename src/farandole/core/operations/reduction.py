@@ -27,7 +27,7 @@ Adasum: Final = 2
 Min: Final = 3
 Max: Final = 4
 Product: Final = 5
-# Of float32 tensors, sent as blocks of int8: `Compression.int8` selects them.
+# The engine's operators for float32 tensors that it sends as int8. `Compression.int8` chooses them; callers cannot.
 AverageByInt8: Final = 6
 SumByInt8: Final = 7
 LINEAR: Final = frozenset({Average, Sum, AverageByInt8, SumByInt8})  # the gradient is reduced as the tensor was
@@ -42,7 +42,7 @@ class Reduction(NamedTuple):
     postscale: float = 1.0
 
 
-_UNSCALED: Final = {op: Reduction(op) for op in (*LINEAR, Adasum, Min, Max, Product)}
+_UNSCALED: Final = {op: Reduction(op) for op in (Average, Sum, Adasum, Min, Max, Product)}
 
 
 def choose_reduction(
