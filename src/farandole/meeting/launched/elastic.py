@@ -46,7 +46,7 @@ class MemberEnvironment:
             secret = bytes.fromhex(env["FARANDOLE_MEMBER_SECRET"])
             return cls(
                 number=int(env["FARANDOLE_MEMBER"]),
-                launcher=env["FARANDOLE_LAUNCHER"],
+                launcher=env["FARANDOLE_MEMBER_LAUNCHER"],
                 secret=secret,
                 survives=env.get("FARANDOLE_SURVIVES") == "1",
             )
@@ -57,7 +57,7 @@ class MemberEnvironment:
         """Return the variables for the member's process; HOROVOD_ELASTIC is for programs written for Horovod."""
         return {
             "FARANDOLE_MEMBER": str(self.number),
-            "FARANDOLE_LAUNCHER": self.launcher,
+            "FARANDOLE_MEMBER_LAUNCHER": self.launcher,
             "FARANDOLE_MEMBER_SECRET": self.secret.hex(),
             "FARANDOLE_SURVIVES": "1" if self.survives else "0",
             "HOROVOD_ELASTIC": "1",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from farandole.errors import AuthenticationError, RendezvousError
-from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, listen
+from farandole.meeting.acceptor import HANDSHAKE_TIMEOUT, AcceptingThread, Acceptor, Admitted, listen
 from farandole.meeting.addresses import join_address, split_address
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline, Kinds, send
@@ -83,7 +83,7 @@ class Election:
 
     @property
     def is_possible(self) -> bool:
-        """Whether this member had a place among others that it can find."""
+        """Whether this member has been in a generation whose members' addresses it knows."""
         return self._place is not None and bool(self._place.members)
 
     def take(self, place: Place) -> None:
@@ -240,7 +240,8 @@ class Election:
     def _read(self, number: int, sock: socket.socket) -> None:
         """Read a member's request, and then notice its end."""
         with sock, contextlib.suppress(OSError, EOFError, RendezvousError, ValueError):
-            standing = Kinds[Standing](Standing).receive(sock)
+            standing = Kinds[Standing](Standing).receive(sock, deadline=Deadline(HANDSHAKE_TIMEOUT))
+            sock.settimeout(None)
             with self._changed:
                 self._came[number] = _Came(sock, standing)
                 self._changed.notify_all()
