@@ -15,8 +15,8 @@ from math import log
 from pathlib import Path
 
 PICTURE = Path(__file__).with_name("elastic.svg")
-# What happens, each once so many ranks have trained for STEPS steps: ranks are killed, or the script of hosts offers so
-# many slots, or the training is ended.
+# Events in order: a name, a number, and the number of ranks that must have trained for STEPS steps before the event.
+# "kill" kills so many ranks, "slots" makes the script of hosts print so many slots, "end" ends the training.
 STEPS = 100
 EVENTS = (("kill", 1, 3), ("slots", 4, 3), ("kill", 2, 4), ("slots", 2, 4), ("end", 0, 2))
 PROGRAM = """

@@ -67,7 +67,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """What one rank starts with: its host, its environment, its cores (none: all).
+    """The host, the environment and the cores of a rank that is to be started; without cores it may use all.
 
     With a `survivor_log`, a program outlives its launcher, and its output goes to that file from then on."""
 
