@@ -15,7 +15,8 @@ from helpers.ranks import run_ranks
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_two_ranks(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_checks(backend, ["keras_training", "keras_callbacks", "keras_values", "keras_elastic"], tmp_path, monkeypatch)
+    modules = ["keras_training", "keras_callbacks", "keras_values", "keras_elastic", "keras_elastic_reports"]
+    run_checks(backend, modules, tmp_path, monkeypatch)
 
 
 @pytest.mark.timeout(400)

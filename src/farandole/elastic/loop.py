@@ -49,25 +49,20 @@ def run_fn(func: Callable[Concatenate[S, P], R], reset: Callable[[int], None]) -
     """Return the loop of `run` around `func`; `reset` lets the ranks meet again, given the commits of the state."""
 
     def call(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        synced = False
         while True:
             try:
-                if not synced:
-                    # After a loss the others often hold the same state.
-                    if not state.is_shared():
-                        state.sync()
-                    state.hold()
-                    synced = True
+                # Also when hosts have only left: new ranks may have come while the others waited for enough of them.
+                if not state.is_shared():
+                    state.sync()
+                state.hold()
                 return func(state, *args, **kwargs)
-            except HostsUpdatedInterrupt as update:
+            except HostsUpdatedInterrupt:
                 log.info("hosts have changed: the ranks meet again")
-                synced = synced and update.skip_sync
             except Exception as error:
                 if not (default.is_elastic() and _is_loss(error)):
                     raise
                 log.info("a rank was lost, the others restore their last commit and meet again: %s", error)
                 state.restore()
-                synced = False
             reset(state.held_commits)
             state.on_reset()
 
