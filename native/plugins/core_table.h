@@ -7,7 +7,7 @@
 /// alone, and all plugins of a process share one engine per rank.
 namespace farandole::plugins {
 
-inline constexpr uint32_t kTableVersion = 2;
+inline constexpr uint32_t kTableVersion = 3;
 
 /// One tensor of a request. Input and output must live until `done` is called.
 struct Tensor {
@@ -59,6 +59,17 @@ struct Listener {
   void* cookie;
 };
 
+/// Bytes for another rank of the job, or from it. They must live until `finish` returns.
+struct Message {
+  int32_t rank_id;
+  bool sends;
+  int32_t peer;
+  uint32_t tag;
+  void* data;  // only read by a send
+  size_t bytes;
+  const char* name;
+};
+
 /// Rank and local rank, with their sizes.
 struct Place {
   int32_t rank, size;  // in the process set; rank -1: not a member
@@ -69,6 +80,15 @@ struct CoreTable {
   uint32_t version;
   /// Starts the request; never blocks, never throws. The listener gets the outcome.
   void (*submit)(const Request* request, const Listener* listener) noexcept;
+  /// Runs a request of at most one tensor, with an output of the result's size. The calling thread drives the engine
+  /// meanwhile, which is faster than its own thread. Blocks; never throws. Reports the outcome to the listener before
+  /// it returns, and does not call `allocate`.
+  void (*run)(const Request* request, const Listener* listener) noexcept;
+  /// Starts to send or receive, in an engine with links for messages. Returns what `finish` takes; null if it has
+  /// reported an error to the listener. Blocks for no peer.
+  void* (*post)(const Message* message, const Listener* listener) noexcept;
+  /// Blocks until a posted message is complete, reports its outcome, and frees it.
+  void (*finish)(void* posted, const Listener* listener) noexcept;
   /// Runs a request on tensors in memory of the CUDA device of `stream`, each with an output. The operation waits for
   /// the work that is in `stream` now, and later work in `stream` waits for the results. Blocks until all ranks take
   /// part; never throws. Reports the outcome to the listener before it returns, and does not call `allocate`.

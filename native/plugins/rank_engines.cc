@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/fork.h"
+#include "plugins/blocking.h"
 #include "plugins/submission.h"
 
 namespace farandole::plugins {
@@ -15,7 +16,8 @@ namespace farandole::plugins {
 struct Member {
   std::shared_ptr<Engine> engine;  // null: this rank is not a member
   std::shared_ptr<SharedStaging> staging;
-  std::map<std::string, uint64_t> asked;  // requests so far under each name that gets a number
+  std::shared_ptr<KeptRequests> kept = std::make_shared<KeptRequests>();
+  std::map<std::string, uint64_t> asked{};  // requests so far under each name that gets a number
 };
 
 struct Rank {
@@ -61,17 +63,24 @@ int32_t find(int32_t rank_id, int32_t process_set, Place* place) noexcept {
 struct Addressed {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<SharedStaging> staging;
+  std::shared_ptr<KeptRequests> kept;
   std::string name;  // in full
 };
+
+/// Throws NotStarted. Needs the lock of `all`.
+Rank& rank_of(Ranks& all, int32_t rank_id) {
+  const auto rank = all.by_id.find(rank_id);
+  if (rank == all.by_id.end()) throw NotStarted("farandole is not initialized in this process; call init() first");
+  return rank->second;
+}
 
 /// Throws Error and NotStarted.
 Addressed addressed(const Request& request) {
   Ranks& all = ranks();
   const std::lock_guard lock(all.mu);
-  const auto rank = all.by_id.find(request.rank_id);
-  if (rank == all.by_id.end()) throw NotStarted("farandole is not initialized in this process; call init() first");
-  const auto set = rank->second.sets.find(request.process_set);
-  if (set == rank->second.sets.end())
+  Rank& rank = rank_of(all, request.rank_id);
+  const auto set = rank.sets.find(request.process_set);
+  if (set == rank.sets.end())
     throw NotStarted("process set " + std::to_string(request.process_set) +
                      " is not there (any more); every rank has to call add_process_set first");
   if (set->second.engine == nullptr)
@@ -79,16 +88,16 @@ Addressed addressed(const Request& request) {
                                            std::to_string(request.process_set));
   std::string name = request.name;
   if (name.ends_with('.')) name += std::to_string(set->second.asked[name]++);
-  return {set->second.engine, set->second.staging, name};
+  return {set->second.engine, set->second.staging, set->second.kept, name};
 }
 
-/// Calls `perform` with the receiver of `request`; reports an exception to the listener.
+/// Calls `perform`; reports an exception to the listener. `name` is that of the request.
 template <class Perform>
-void perform_for(const Request* request, const Listener* listener, Perform perform) noexcept {
+void reporting(const char* name, const Listener* listener, Perform perform) noexcept {
   try {
-    perform(addressed(*request));
+    perform();
   } catch (const NotStarted& error) {
-    report(*listener, kNotInitialized, "'" + std::string(request->name) + "': " + error.what());
+    report(*listener, kNotInitialized, "'" + std::string(name) + "': " + error.what());
   } catch (const Error& error) {
     report(*listener, static_cast<int32_t>(error.kind), error.what());
   } catch (const std::exception& error) {
@@ -97,13 +106,43 @@ void perform_for(const Request* request, const Listener* listener, Perform perfo
 }
 
 void submit(const Request* request, const Listener* listener) noexcept {
-  perform_for(request, listener, [&](const Addressed& to) { start(*request, to.name, *listener, *to.engine); });
+  reporting(request->name, listener, [&] {
+    const Addressed to = addressed(*request);
+    start(*request, to.name, *listener, *to.engine);
+  });
 }
 
 void run_on_device(const Request* request, void* stream, const Listener* listener) noexcept {
-  perform_for(request, listener, [&](const Addressed& to) {
+  reporting(request->name, listener, [&] {
+    const Addressed to = addressed(*request);
     plugins::run_on_device(*request, to.name, static_cast<CudaDevice::Stream>(stream), *listener, *to.staging->get());
   });
+}
+
+void run(const Request* request, const Listener* listener) noexcept {
+  reporting(request->name, listener, [&] {
+    const Addressed to = addressed(*request);
+    run_blocking(*request, to.name, *listener, *to.engine, *to.kept);
+  });
+}
+
+void* post(const Message* message, const Listener* listener) noexcept {
+  PostedMessage* posted = nullptr;
+  reporting(message->name, listener, [&] {
+    Ranks& all = ranks();
+    std::shared_ptr<Engine> engine;
+    {
+      const std::lock_guard lock(all.mu);
+      engine = rank_of(all, message->rank_id).sets.at(0).engine;
+    }
+    posted = post_message(*message, std::move(engine)).release();
+  });
+  return posted;
+}
+
+void finish(void* posted, const Listener* listener) noexcept {
+  const std::unique_ptr<PostedMessage> message(static_cast<PostedMessage*>(posted));
+  reporting(message->name(), listener, [&] { message->finish(*listener); });
 }
 
 }  // namespace
@@ -116,7 +155,7 @@ RankEngines::RankEngines(int32_t local_rank, int32_t local_size) : ranks_(ranks(
 
 void RankEngines::add(int32_t process_set, std::shared_ptr<Engine> engine, std::shared_ptr<SharedStaging> staging) {
   const std::lock_guard lock(ranks_.mu);
-  if (open_) ranks_.by_id.at(number_).sets[process_set] = {std::move(engine), std::move(staging), {}};
+  if (open_) ranks_.by_id.at(number_).sets[process_set] = {std::move(engine), std::move(staging)};
 }
 
 void RankEngines::remove(int32_t process_set) {
@@ -141,7 +180,7 @@ void RankEngines::close() {
 }
 
 const CoreTable& core_table() {
-  static constexpr CoreTable table{kTableVersion, &submit, &run_on_device, &find};
+  static constexpr CoreTable table{kTableVersion, &submit, &run, &post, &finish, &run_on_device, &find};
   return table;
 }
 

@@ -7,9 +7,8 @@
 #include <vector>
 
 namespace farandole::plugins {
-namespace {
 
-RequestView request_view(const Request& request, const std::string& name) {
+RequestView view_of(const Request& request, const std::string& name) {
   return {.name = name,
           .kind = static_cast<Kind>(request.kind),
           .op = static_cast<ReduceOp>(request.op),
@@ -21,7 +20,7 @@ RequestView request_view(const Request& request, const std::string& name) {
           .grouped = request.grouped};
 }
 
-TensorView tensor_view(const Tensor& tensor) {
+TensorView view_of(const Tensor& tensor) {
   return {.input = static_cast<const std::byte*>(tensor.input),
           .output = static_cast<std::byte*>(tensor.output),
           .room = tensor.room,
@@ -29,21 +28,17 @@ TensorView tensor_view(const Tensor& tensor) {
           .shape = {tensor.shape, static_cast<size_t>(tensor.dims)}};
 }
 
-/// Reports that all operations have completed without an error; `first` is one of them.
-void report_success(const Listener& listener, const Operation& first) noexcept {
-  const Outcome outcome{-1, "", first.received_splits.data(), first.received_splits.size(), first.last_joined};
-  listener.done(listener.cookie, &outcome);
-}
+namespace {
 
 /// The operations of one request, until all of them have completed.
 class Submission {
  public:
   Submission(const Request& request, const std::string& name, const Listener& listener, int size)
       : listener_(listener), members_(std::max<size_t>(request.count, 1)), left_(members_.size()) {
-    const RequestView view = request_view(request, name);
+    const RequestView view = view_of(request, name);
     operations_.resize(members_.size());
     for (size_t i = 0; i < members_.size(); ++i) {
-      const TensorView tensor = request.count > 0 ? tensor_view(request.tensors[i]) : TensorView{};
+      const TensorView tensor = request.count > 0 ? view_of(request.tensors[i]) : TensorView{};
       build(operations_[i], view, tensor, i, members_.size(), size);
       members_[i] = {this, i};
       operations_[i]->listener = {&done, &allocate, &members_[i]};
@@ -77,11 +72,9 @@ class Submission {
 
   void finish() noexcept {
     const std::unique_ptr<Submission> self(this);
-    for (const OperationPtr& operation : operations_) {
-      if (!operation->error) continue;
-      return report(listener_, static_cast<int32_t>(operation->error->kind), operation->error->what());
-    }
-    report_success(listener_, *operations_.front());
+    for (const OperationPtr& operation : operations_)
+      if (operation->error) return report(listener_, *operation);
+    report(listener_, *operations_.front());
   }
 
   Listener listener_;
@@ -105,19 +98,26 @@ void run_on_device(const Request& request, const std::string& name, CudaDevice::
   CudaDevice& device = CudaDevice::of_stream(stream);
   std::vector<StagedTensor> tensors(request.count);
   for (size_t i = 0; i < request.count; ++i) {
-    tensors[i].view = tensor_view(request.tensors[i]);
+    tensors[i].view = view_of(request.tensors[i]);
     tensors[i].device = &device;
     tensors[i].input_stream = tensors[i].output_stream = stream;
     if (!request.grouped) tensors[i].name = name;
   }
-  const std::shared_ptr<StagedCall> call = staging.start(request_view(request, name), tensors);
+  const std::shared_ptr<StagedCall> call = staging.start(view_of(request, name), tensors);
   while (!staging.wait(*call, std::chrono::seconds(1))) {
   }
   // Also when a member has failed: copies of the others may still write to the caller's memory.
   call->hold(device, stream);
   for (size_t i = 0; i < call->size(); ++i)
     if (call->operation(i)->error) throw Error(*call->operation(i)->error);
-  report_success(listener, *call->operation(0));
+  report(listener, *call->operation(0));
+}
+
+void report(const Listener& listener, const Operation& operation) noexcept {
+  if (operation.error) return report(listener, static_cast<int32_t>(operation.error->kind), operation.error->what());
+  const auto& splits = operation.received_splits;
+  const Outcome outcome{-1, "", splits.data(), splits.size(), operation.last_joined};
+  listener.done(listener.cookie, &outcome);
 }
 
 void report(const Listener& listener, int32_t error, const std::string& text) noexcept {

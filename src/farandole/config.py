@@ -155,7 +155,7 @@ class Network:
 class Launch:
     """Settings of launchers."""
 
-    as_gloo: bool = setting(False, Flag(), "process groups that programs of torch ask of gloo are farandole's")
+    as_gloo: bool = setting(False, Flag(), "what programs of torch and JAX ask of gloo is farandole's")
     torch_env: bool = setting(True, Flag(), "give ranks the variables of torchrun: RANK, WORLD_SIZE, MASTER_ADDR, ...")
 
 

@@ -14,6 +14,7 @@ from farandole.errors import HorovodInternalError
 from farandole.extras import importing as _importing
 
 with _importing("farandole.jax"):
+    from farandole.jax import cluster as _cluster  # noqa: F401  # registers jobs with jax.distributed
     from farandole.jax import elastic
     from farandole.jax import ops as _ops
     from farandole.jax.ops import *

@@ -1,7 +1,9 @@
 """Environment of ranks: the launcher's own, with settings written into it."""
 
+import importlib.util
 import os
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from farandole.config import Config
 from farandole.errors import ConfigError
@@ -38,7 +40,9 @@ def without_torch(variables: Mapping[str, str]) -> dict[str, str]:
 def with_settings(
     environment: Mapping[str, str], config: Config, names: Collection[str] | None = None
 ) -> dict[str, str]:
-    """Return a copy of `environment` with the settings `names` (None: all) of `config` in place of its own."""
+    """Return a copy of `environment` with the settings `names` (None: all) of `config` in place of its own.
+
+    With `as_gloo` add the variables by which JAX uses farandole, unless they name another library of MPI."""
     changed = dict(environment)
     for setting in Config.settings():
         if names is not None and setting.name not in names:
@@ -48,4 +52,12 @@ def with_settings(
         value = getattr(config, setting.name)
         if value is not None:
             changed[setting.variables[0]] = setting.spell(value)
-    return changed
+    return {**changed, **_for_jax()} if config.as_gloo and "MPITRAMPOLINE_LIB" not in changed else changed
+
+
+def _for_jax() -> dict[str, str]:
+    # jaxlib reads the second one when it is imported, so no code of a rank could set it.
+    core = importlib.util.find_spec("farandole._native")
+    assert core is not None and core.origin is not None
+    library = Path(core.origin).with_name("_mpi.so")
+    return {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi", "MPITRAMPOLINE_LIB": str(library)} if library.exists() else {}
