@@ -94,6 +94,25 @@ def breaches_at_import(path: Path, text: str) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: importing a module registers no handlers; do it at the first use"
 
 
+def breaches_in_deferred(path: Path, text: str) -> Iterator[str]:
+    """Yield the imports of our own modules within functions without a reason, a comment on the line or above it."""
+    lines, late = text.splitlines(), dict[int, int]()
+    functions = (
+        each for each in ast.walk(ast.parse(text)) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
+    )
+    for node in (each for function in functions for each in ast.walk(function)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+            if any(each.partition(".")[0] == PACKAGE.name for each in modules):
+                late[node.lineno] = node.end_lineno or node.lineno
+    explained = 0  # the last line of an import with a reason, which an import on the next line shares
+    for first, last in sorted(late.items()):
+        if "#" in lines[first - 1] or lines[first - 2].lstrip().startswith("#") or first == explained + 1:
+            explained = last
+        else:
+            yield f"{path}:{first}: imports our own module late; move it up, or give the reason above it"
+
+
 def breaches_in_tests(path: Path, text: str) -> Iterator[str]:
     for node in ast.parse(text).body:
         if "importorskip" in ast.unparse(node):
@@ -172,6 +191,7 @@ def main() -> int:
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         found += [*breaches_in_any(path, text), *breaches_in_python(path, text), *breaches_at_import(path, text)]
+        found += breaches_in_deferred(path, text)
     for path in sorted(Path("tests").rglob("test_*.py")):
         found += breaches_in_tests(path, path.read_text(encoding="utf-8"))
     for path in sorted([*Path("native").rglob("*.cc"), *Path("native").rglob("*.h")]):

@@ -16,8 +16,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    # PEP 562: `run` imports the launcher and cloudpickle, which most users of this package never need.
     if name == "run":
+        # PEP 562: `run` imports the launcher, which most users of this package never need.
         from farandole.launch.run import run
 
         return run

@@ -210,7 +210,7 @@ def test_a_cause_with_a_secret_is_hidden_at_any_depth() -> None:
 
 def test_stores_and_converters_do_not_tell_their_secrets(tmp_path: Path) -> None:
     from farandole.estimators.store import FilesystemStore
-    from farandole.spark.rows.dataset_converter import WrittenRows
+    from farandole.spark.rows.written_rows import WrittenRows
 
     store = FilesystemStore(f"file://{tmp_path}", {"key": PLAIN, "secret": SECRET})
     assert not leaks(repr(store))

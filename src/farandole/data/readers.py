@@ -42,34 +42,39 @@ T_co = TypeVar("T_co", covariant=True)
 
 _DEFAULT_CACHE_LIMIT = 10 << 30
 _LEAST_BATCH = 1024
+_options: Callable[..., ReaderOptions] = ReaderOptions  # arguments of users, which it checks
 
 
 def make_reader(
-    dataset_url: str | Sequence[str], schema_fields: Sequence[SchemaField] | None = None, **options: Any
+    dataset_url: str | Sequence[str], schema_fields: Sequence[SchemaField] | None = None, **options: object
 ) -> "Reader":
     """Return a reader of single rows, as named tuples; `options` are the fields of `ReaderOptions`.
 
     Raises `DataError` and `SourceError` for the data, `ConfigError` for options."""
-    return _read_files(dataset_url, schema_fields, ReaderOptions(**options), batched=False)
+    return _read_files(dataset_url, schema_fields, _options(**options), batched=False)
 
 
 def make_batch_reader(
-    dataset_url_or_urls: str | Sequence[str], schema_fields: Sequence[SchemaField] | None = None, **options: Any
+    dataset_url_or_urls: str | Sequence[str], schema_fields: Sequence[SchemaField] | None = None, **options: object
 ) -> "Reader":
     """Return a reader of batches, as named tuples of arrays; `options` are the fields of `ReaderOptions`.
 
     A batch has about as many rows as a row group, the last batch of an epoch fewer. Raises as `make_reader` does."""
-    return _read_files(dataset_url_or_urls, schema_fields, ReaderOptions(**options), batched=True)
+    return _read_files(dataset_url_or_urls, schema_fields, _options(**options), batched=True)
 
 
 def make_feed_reader(
-    source: Source, schema_fields: Sequence[SchemaField] | None = None, *, gather: Gather | None = None, **options: Any
+    source: Source,
+    schema_fields: Sequence[SchemaField] | None = None,
+    *,
+    gather: Gather | None = None,
+    **options: object,
 ) -> "Reader":
     """Return a reader of the rows that only this rank has, as `make_batch_reader` does; `cur_shard` is the rank.
 
     With several ranks, making a reader is collective and needs `gather`; reading is not collective. A rank with more
     rows yields more batches. Raises `ConfigError` for options that apply to files only, and as `FeedLoader` does."""
-    asked = ReaderOptions(**options)
+    asked = _options(**options)
     _refuse_for_own_rows(asked)
 
     def look() -> tuple[Source, list[str]]:

@@ -43,6 +43,7 @@ def register() -> None:
 
 def _make_group(asked: "_DistributedBackendOptions", options: object = None) -> dist.ProcessGroup:
     try:
+        # Imported here: `import torch` calls `register` of this module, and few of its programs make such a group.
         from farandole.torch.distributed.backend import make_group
     except ImportError as error:
         raise ImportError(
@@ -65,6 +66,7 @@ def _stand_in_for_gloo() -> None:
 def _with_ours(make: Callable[P, T], module: dict[str, object]) -> Callable[P, T]:
     @functools.wraps(make)
     def make_ours(*args: P.args, **kwargs: P.kwargs) -> T:
+        # Imported here, as in `_make_group`.
         from farandole.torch.distributed.gloo import class_for
 
         asked, gloo = inspect.signature(make).bind(*args, **kwargs).arguments, module["ProcessGroupGloo"]
@@ -85,6 +87,7 @@ def _find_stores_of_jobs() -> None:
 
 
 def _find_store(torchs: "Callable[..., Iterator[Found]]", url: str, **options: timedelta) -> "Iterator[Found]":
+    # Imported here, as in `_make_group`.
     from farandole.torch_env import find_store
 
     return find_store(torchs, url, **options)

@@ -2,7 +2,8 @@
 
 import pickle
 from dataclasses import dataclass
-from typing import Any
+
+from farandole.launch.pickling import dumps
 
 __all__ = ["LARGEST_EXCEPTION", "dump_exception", "load_exception"]
 
@@ -22,8 +23,8 @@ class _Parts:
     """The parts of an exception whose class cannot unpickle it, as is common with an `__init__` of its own."""
 
     kind: type[BaseException]
-    args: tuple[Any, ...]
-    attributes: dict[str, Any]
+    args: tuple[object, ...]
+    attributes: dict[str, object]
     why: str
     left_out: tuple[str, ...]
 
@@ -40,8 +41,6 @@ class _Parts:
 
 def dump_exception(error: BaseException) -> bytes:
     """Pickle `error`; else its class, args and attributes; else the reason why these cannot be pickled."""
-    from farandole.launch.pickling import dumps  # here, as `farandole run` starts without cloudpickle
-
     try:
         data = dumps(error)
         whole = isinstance(pickle.loads(data), type(error))
@@ -77,8 +76,6 @@ def load_exception(data: bytes) -> tuple[BaseException | None, str]:
 
 
 def _survives_pickling(value: object) -> bool:
-    from farandole.launch.pickling import dumps
-
     try:
         pickle.loads(dumps(value))
     except Exception:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
 from farandole.errors import PicklingError, RankFailed
 
 __all__ = ["PickleReport", "describe", "dump", "dump_call", "dumps", "find_unpicklable", "load_value"]
@@ -101,12 +99,16 @@ def find_unpicklable(value: object, name: str) -> tuple[str, str] | None:
 
 def dumps(value: object) -> bytes:
     """Pickle `value`, with objects of `__main__` by value; raises the exception of the part that cannot be pickled."""
+    import cloudpickle  # here, as `farandole run` starts without it
+
     data: bytes = cloudpickle.dumps(value)
     return data
 
 
 def _why_unpicklable(value: object) -> str | None:
     """Return why `value` cannot be pickled, or None; the pickled bytes are dropped."""
+    import cloudpickle  # here, as in `dumps`
+
     try:
         cloudpickle.Pickler(_Nowhere()).dump(value)
     except Exception as error:

@@ -23,6 +23,7 @@ def register_names() -> None:
 
 
 def _made(package: str, **options: object) -> object:
-    from farandole.lightning.ranks import strategy_class  # imports torch and torchmetrics
+    # Imported here: the module imports torch and torchmetrics, and users may name the strategy without using it.
+    from farandole.lightning.ranks import strategy_class
 
     return strategy_class(importlib.import_module(package))(**options)

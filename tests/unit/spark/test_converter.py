@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from farandole.data.stores import urls as store_urls
 from farandole.errors import SourceError
+from farandole.spark.rows import written_rows
 from farandole.spark.rows.converter import ROW_GROUP_BYTES, _write
-from farandole.spark.rows.dataset_converter import WrittenRows
+from farandole.spark.rows.written_rows import WrittenRows
 
 
 def frame(parquet: Callable[[str], None]) -> Any:
@@ -53,6 +53,6 @@ def test_a_store_that_ranks_cannot_open_is_refused_before_spark_writes_there() -
 def test_a_copy_is_removed_by_the_file_system_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     removed = []
     fs = SimpleNamespace(exists=lambda path: True, rm=lambda path, recursive: removed.append(path))
-    monkeypatch.setattr(store_urls, "open_url", lambda url, options: (fs, "bucket/copy"))
+    monkeypatch.setattr(written_rows, "open_url", lambda url, options: (fs, "bucket/copy"))
     WrittenRows("s3a://bucket/copy", 3).close()
     assert removed == ["bucket/copy"]

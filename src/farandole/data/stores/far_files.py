@@ -10,8 +10,12 @@ from urllib.parse import urlsplit
 import fsspec
 
 from farandole.data.formats.row_groups import File
+from farandole.data.stores.azure_client import AzureClient
+from farandole.data.stores.gs_client import GsClient
 from farandole.data.stores.ranges import RangeClient
 from farandole.data.stores.request_limiter import MOST_IN_FLIGHT
+from farandole.data.stores.s3_client import S3Client
+from farandole.data.stores.web_client import WebClient
 from farandole.data.tables.marks import is_web
 from farandole.masking import mask, secret_values
 
@@ -28,24 +32,15 @@ def range_client(
     """Return a client for the store of a URL; None for stores that are read through fsspec's file system alone.
 
     With `warn`, logs a warning if this kind of store has a client, but the client cannot be made."""
-    # Imported here: each needs a package that other stores do not need.
     if is_web(fs):
-        from farandole.data.stores.web_client import WebClient
-
         return WebClient(fs)
     package = type(fs).__module__.partition(".")[0]
     if package == "gcsfs":
-        from farandole.data.stores.gs_client import GsClient
-
         return GsClient(fs)
     if package == "adlfs":
-        from farandole.data.stores.azure_client import AzureClient
-
         return AzureClient(fs)
     if urlsplit(url).scheme in ("s3", "s3a"):
         try:
-            from farandole.data.stores.s3_client import S3Client
-
             return S3Client(url, options)
         except (ImportError, ValueError) as lacking:
             if warn:

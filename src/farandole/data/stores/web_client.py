@@ -3,16 +3,18 @@
 import time
 from asyncio import timeout
 from functools import partial
+from typing import TYPE_CHECKING
 
-from aiohttp import ClientTimeout
 from fsspec.asyn import sync
-from fsspec.implementations.http import HTTPFileSystem
 
 from farandole.data.formats.row_groups import File
 from farandole.data.stores.connections import LEAST_PER_SECOND
 from farandole.data.stores.ranges import Part, RangeClient, Span
 from farandole.data.stores.request_limiter import PassingFailure, RequestLimiter
 from farandole.data.stores.responses import Response, range_header
+
+if TYPE_CHECKING:
+    from fsspec.implementations.http import HTTPFileSystem
 
 __all__ = ["WebClient"]
 
@@ -24,7 +26,7 @@ _TIMEOUT = 60.0
 class WebClient(RangeClient):
     """Access to web servers. A server that does not support ranges sends whole files."""
 
-    def __init__(self, fs: HTTPFileSystem) -> None:
+    def __init__(self, fs: "HTTPFileSystem") -> None:
         self._fs = fs
         self.limiter = RequestLimiter()
 
@@ -60,7 +62,9 @@ class WebClient(RangeClient):
         return File(path, part.size, part.mark)
 
 
-async def _ask(fs: HTTPFileSystem, limiter: RequestLimiter, path: str, headers: dict[str, str]) -> Response:
+async def _ask(fs: "HTTPFileSystem", limiter: RequestLimiter, path: str, headers: dict[str, str]) -> Response:
+    from aiohttp import ClientTimeout
+
     session, began = await fs.set_session(), time.monotonic()
     options = dict(fs.kwargs)
     if "timeout" not in fs.client_kwargs:

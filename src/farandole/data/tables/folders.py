@@ -12,6 +12,8 @@ from farandole.data.formats.places import has_signs
 from farandole.data.formats.saved_dataset import SPLITS, STATE, SavedDataset
 from farandole.data.stores.urls import open_url
 from farandole.data.tables.data_files import TableSource
+from farandole.data.tables.delta import DeltaSource
+from farandole.data.tables.iceberg import IcebergSource
 from farandole.data.tables.marks import DELTA, ICEBERG, STREAM, TableKind, is_web, kind_of
 from farandole.data.tables.stream_output import StreamSource
 from farandole.errors import ConfigError, MissingExtra, SourceError
@@ -38,7 +40,6 @@ class TableFolder:
         """Open the table in its store, `opened`.
 
         Raises `SourceError`, also for a missing package, with the extra that installs it."""
-        # Imported here: only tables need the packages that read their logs.
         try:
             if self.kind == _SAVED:
                 if version is not None:
@@ -47,11 +48,7 @@ class TableFolder:
             if self.kind == STREAM:
                 return StreamSource(self.url, batch=version, options=options, opened=opened)
             if self.kind == DELTA:
-                from farandole.data.tables.delta import DeltaSource
-
                 return DeltaSource(self.url, version=version, options=options, opened=opened)
-            from farandole.data.tables.iceberg import IcebergSource
-
             return IcebergSource(self.url, snapshot=version, options=options, opened=opened)
         except MissingExtra as missing:
             problem = f"is {self.kind.name} ({self.kind.mark}), and {missing}"

@@ -157,6 +157,7 @@ def _open(table: "str | Table", options: Mapping[str, object], opened: Files | N
     from pyiceberg.serializers import FromInputFile
     from pyiceberg.table import StaticTable
 
+    # A subclass of pyiceberg's class, so that its module needs that package.
     from farandole.data.tables.iceberg_io import FsspecIO
 
     files, place = opened or Files.at(table, options), open_url(table, options)[1]

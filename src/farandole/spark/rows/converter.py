@@ -4,9 +4,9 @@ import logging
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 from farandole.extras import importing
 
@@ -26,11 +26,12 @@ from farandole.spark.rows.dataframes import arrow_schema, collected, stand_in
 from farandole.spark.rows.dataset_converter import (
     CACHE_SETTINGS,
     GivenRows,
+    ReaderArguments,
     SparkDatasetConverter,
-    WrittenRows,
     read_own,
 )
 from farandole.spark.rows.fed_rows import open_rows
+from farandole.spark.rows.written_rows import WrittenRows
 
 __all__ = ["SparkDatasetConverter", "make_spark_converter"]
 
@@ -97,13 +98,17 @@ class HeldRows:
             )
         return GivenRows, (fed, self._rows)
 
+    def files(self) -> list[str]:
+        """See `ConvertedRows`."""
+        return []
+
     def count(self) -> int:
         """Return the number of rows; a Spark job counts them once, unless they have been collected."""
         if self._rows is None:
             self._rows = self._alive().count()
         return self._rows
 
-    def read(self, options: Mapping[str, Any]) -> Reader:
+    def read(self, options: ReaderArguments) -> Reader:
         """Read all rows, which the first call collects."""
         frame = self._alive()
         if self._source is None:

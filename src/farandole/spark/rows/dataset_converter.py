@@ -5,22 +5,20 @@ Imports no Spark, which ranks do not need."""
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
+from farandole import data
 from farandole.core.default import context, is_initialized
 from farandole.core.operations.objects import allgather_object
 from farandole.errors import ConfigError
-from farandole.masking import mask
 from farandole.spark.jobs.child import current_rank
 from farandole.spark.rows.fed_rows import FedRows, open_rows, path_of_collected
 from farandole.topology import JobEnvironment
 
-if TYPE_CHECKING:
-    from farandole.data import Gather, Reader, ShardSource
+__all__ = ["CACHE_SETTINGS", "ConvertedRows", "GivenRows", "ReaderArguments", "SparkDatasetConverter", "read_own"]
 
-__all__ = ["CACHE_SETTINGS", "ConvertedRows", "GivenRows", "SparkDatasetConverter", "WrittenRows", "read_own"]
+# What users give for `make_batch_reader`, which checks it.
+ReaderArguments: TypeAlias = Mapping[str, Any]
 
 # Settings of Spark that name the folder of copies: farandole's, and Petastorm's, which existing programs set.
 CACHE_SETTINGS = ("farandole.spark.converter.parentCacheDirUrl", "petastorm.spark.converter.parentCacheDirUrl")
@@ -34,11 +32,15 @@ class ConvertedRows(Protocol):
         """The folder with the copy; None without one."""
         ...
 
+    def files(self) -> list[str]:
+        """Return the URLs of the copy's Parquet files; none without one."""
+        ...
+
     def count(self) -> int:
         """Return the number of rows of all ranks together."""
         ...
 
-    def read(self, options: Mapping[str, Any]) -> "Reader":
+    def read(self, options: ReaderArguments) -> "data.Reader":
         """Make a reader of batches; `options` are those of `make_batch_reader`."""
         ...
 
@@ -71,15 +73,7 @@ class SparkDatasetConverter:
     @property
     def file_urls(self) -> list[str]:
         """The URLs of the copy's Parquet files; empty without a folder."""
-        if self._rows.url is None:
-            return []
-        from farandole.data.stores.urls import is_local, open_url
-
-        fs, folder = open_url(self._rows.url, {})
-        found = sorted(file for file in fs.find(folder) if file.endswith(".parquet"))
-        if is_local(self._rows.url, None):
-            return [Path(file).as_uri() for file in found]
-        return [f"{self._rows.url}{file.removeprefix(folder)}" for file in found]
+        return self._rows.files()
 
     @property
     def dataset_size(self) -> int:
@@ -101,7 +95,7 @@ class SparkDatasetConverter:
         workers_count: int | None = None,
         shuffling_queue_capacity: int = 0,
         data_loader_fn: Callable[..., AbstractContextManager[object]] | None = None,
-        **petastorm_reader_kwargs: Any,
+        **petastorm_reader_kwargs: object,
     ) -> Iterator[Any]:
         """Yield batches of tensors by column to a `with` block; further arguments are those of `make_batch_reader`.
 
@@ -124,12 +118,13 @@ class SparkDatasetConverter:
         num_epochs: int | None = None,
         workers_count: int | None = None,
         shuffling_queue_capacity: int | None = None,
-        **petastorm_reader_kwargs: Any,
+        **petastorm_reader_kwargs: object,
     ) -> Iterator[Any]:
         """Yield a `tf.data.Dataset` of named tuples of `batch_size` rows, by default 32, to a `with` block.
 
         The other arguments are those of `make_torch_dataloader`. The reader already shuffles rows and reads ahead;
         `shuffling_queue_capacity` adds a buffer of so many rows, `prefetch` one of so many batches."""
+        # Imported here, as torch's loader above.
         from farandole.tensorflow.data import make_batched_dataset
 
         with self._read(num_epochs, workers_count, petastorm_reader_kwargs) as reader:
@@ -145,38 +140,9 @@ class SparkDatasetConverter:
         """Remove the files; the rows cannot be read afterwards. Idempotent."""
         self._rows.close()
 
-    def _read(self, num_epochs: int | None, workers_count: int | None, options: Mapping[str, Any]) -> "Reader":
+    def _read(self, num_epochs: int | None, workers_count: int | None, options: ReaderArguments) -> "data.Reader":
         workers = {} if workers_count is None else {"workers_count": workers_count}
         return self._rows.read({"num_epochs": num_epochs, **workers, **options})
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenRows:
-    """Rows in a folder of Parquet files, which any process reads."""
-
-    url: str
-    rows: int
-
-    def __repr__(self) -> str:
-        return f"WrittenRows({mask(self.url)!r}, {self.rows})"
-
-    def count(self) -> int:
-        """See `ConvertedRows`."""
-        return self.rows
-
-    def read(self, options: Mapping[str, Any]) -> "Reader":
-        """See `ConvertedRows`."""
-        from farandole.data import make_batch_reader
-
-        return make_batch_reader(self.url, **options)
-
-    def close(self) -> None:
-        """Remove the folder, if it is there."""
-        from farandole.data.stores.urls import open_url
-
-        fs, path = open_url(self.url, {})
-        if fs.exists(path):
-            fs.rm(path, recursive=True)
 
 
 class GivenRows:
@@ -187,6 +153,10 @@ class GivenRows:
     def __init__(self, fed: FedRows, rows: int | None) -> None:
         self._fed, self._rows = fed, rows
 
+    def files(self) -> list[str]:
+        """See `ConvertedRows`."""
+        return []
+
     def count(self) -> int:
         """Return the number of rows of all ranks; a collective, unless the number is known."""
         if self._rows is None:
@@ -195,7 +165,7 @@ class GivenRows:
             self._rows = mine if gather is None else sum(gather(mine))
         return self._rows
 
-    def read(self, options: Mapping[str, Any]) -> "Reader":
+    def read(self, options: ReaderArguments) -> "data.Reader":
         """Read this rank's rows; raises `NotInitializedError` before `init()`."""
         rank, size, gather = _place()
         reader = read_own(self._source(), options, rank, size, gather)
@@ -205,7 +175,7 @@ class GivenRows:
     def close(self) -> None:
         """Do nothing: the rows go with the rank."""
 
-    def _source(self) -> "ShardSource":
+    def _source(self) -> "data.ShardSource":
         if self._fed.paths:
             return open_rows(path_of_collected(self._fed))
         here = current_rank()
@@ -215,11 +185,9 @@ class GivenRows:
 
 
 def read_own(
-    source: "ShardSource", options: Mapping[str, Any], rank: int, size: int, gather: "Gather | None"
-) -> "Reader":
+    source: "data.ShardSource", options: ReaderArguments, rank: int, size: int, gather: "data.Gather | None"
+) -> "data.Reader":
     """Read rows that only this rank of `size` has; raises `ConfigError` when another shard is asked for."""
-    from farandole.data import make_feed_reader
-
     shard, shards = options.get("cur_shard"), options.get("shard_count")
     if (shard, shards) != (rank, size) and not (shard is shards is None and size == 1):
         raise ConfigError(
@@ -228,10 +196,10 @@ def read_own(
             f"and hvd.size(), or name a folder that all share in Spark's setting {CACHE_SETTINGS[0]} before the "
             "converter is made",
         )
-    return make_feed_reader(source, gather=gather, **options)
+    return data.make_feed_reader(source, gather=gather, **options)
 
 
-def _place() -> "tuple[int, int, Gather | None]":
+def _place() -> "tuple[int, int, data.Gather | None]":
     """Return rank, number of ranks and, for several, their all-gather; raises `NotInitializedError` before `init()`."""
     job = JobEnvironment.read(os.environ)
     if not is_initialized() and (job is None or job.size == 1):

@@ -5,13 +5,10 @@ Imports nothing that a rank without DataFrames does not need."""
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from farandole import data
 from farandole.launch.channel import Orders, WorkerEnd
 from farandole.topology import JobEnvironment
-
-if TYPE_CHECKING:
-    from farandole.data import ShardSource
 
 __all__ = ["COLLECTED", "FedRows", "give_rows", "open_rows", "path_of_collected", "run_collected"]
 
@@ -39,12 +36,9 @@ def give_rows(
     return [given(value) for value in args], {name: given(value) for name, value in kwargs.items()}
 
 
-def open_rows(path: str) -> "ShardSource":
+def open_rows(path: str) -> "data.ShardSource":
     """Open a rank's file of rows."""
-    # Imported here, because most jobs have no DataFrame, and their ranks start sooner without this import.
-    from farandole.data import ShardSource
-
-    return ShardSource(path)
+    return data.ShardSource(path)
 
 
 def path_of_collected(rows: FedRows) -> str:
