@@ -4,7 +4,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
 
@@ -23,7 +22,7 @@ class BaseDataLoader:
     def _process_batch(self, batch: object) -> object:
         return batch
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         for batch in self._iterate():
             yield self._process_batch(batch)
 
@@ -48,7 +47,7 @@ class AsyncDataLoaderMixin(BaseDataLoader):
             self._ahead.close()
             self._ahead = None
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         if self.async_loader_queue_size <= 0:
             yield from super().__iter__()
             return

@@ -33,7 +33,7 @@ _OLD = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default
 _SIGNATURE = _OF_ELASTIC.replace(parameters=[*_OF_ELASTIC.parameters.values(), *_OLD])
 
 
-def run_elastic(*args: Any, **kwargs: Any) -> list[Any]:
+def run_elastic(*args: object, **kwargs: object) -> list[object]:
     given = _SIGNATURE.bind(*args, **kwargs).arguments
     for old in [old for old in _OLD_NAMES if old in given]:
         warnings.warn(f"{old}= is deprecated; use {_OLD_NAMES[old]}=", DeprecationWarning, stacklevel=2)

@@ -1,7 +1,7 @@
 """Operations for JAX, on arrays and pytrees of arrays, outside of jax.jit and inside."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ def allreduce(
 
 
 def grouped_allreduce(
-    arrays: Sequence[Any],
+    arrays: Sequence[object],
     op: int = Average,
     name: str | None = None,
     compression: Compressor[Array] = Compression.none,
@@ -88,7 +88,7 @@ def grouped_allreduce(
     )
 
 
-def allgather(array: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
+def allgather(array: object, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
     """Concatenate the ranks' arrays by rank along the first dimension, which may differ between ranks.
 
     Inside jax.jit it must be the same on all ranks, because shapes are fixed when a program is traced. Otherwise the
@@ -97,7 +97,7 @@ def allgather(array: Any, name: str | None = None, process_set: ProcessSet = glo
 
 
 def grouped_allgather(
-    arrays: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+    arrays: Sequence[object], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Array]:
     """Gather several arrays together, as `allgather`; none begins before all are requested on all ranks."""
     return _operations.grouped_allgather(list(map(_array, arrays)), name, process_set) if len(arrays) else []
@@ -126,7 +126,7 @@ def broadcast(
 
 
 def alltoall(
-    array: Any, splits: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    array: object, splits: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array | tuple[Array, Array]:
     """Send `splits[r]` rows to each rank r, in order, and return the received rows in rank order.
 
@@ -136,7 +136,7 @@ def alltoall(
 
 
 def reducescatter(
-    array: Any,
+    array: object,
     op: int = Average,
     name: str | None = None,
     compression: Compressor[Array] = Compression.none,
@@ -153,7 +153,7 @@ def reducescatter(
 
 
 def grouped_reducescatter(
-    arrays: Sequence[Any],
+    arrays: Sequence[object],
     op: int = Average,
     name: str | None = None,
     compression: Compressor[Array] = Compression.none,
@@ -169,5 +169,5 @@ def grouped_reducescatter(
     )
 
 
-def _array(given: Any) -> Array:
+def _array(given: object) -> Array:
     return given if isinstance(given, jax.Array) else jnp.asarray(given)

@@ -1,9 +1,9 @@
 """Requests in the form in which JAX stores them with a traced program and compares them."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
-from farandole.core.operations.request import Request
+from farandole.core.operations.request import Changes, Request
 from farandole.core.plugins import Address
 
 __all__ = ["TracedRequest"]
@@ -25,7 +25,7 @@ class TracedRequest:
         part: str = "",
         shapes: tuple[tuple[int, ...], ...] | None = None,
         rows: tuple[int, ...] | None = None,
-        **changes: Any,
+        **changes: Unpack[Changes],
     ) -> "TracedRequest":
         """Return the request for a part of the gradient, with a name of its own."""
         return replace(

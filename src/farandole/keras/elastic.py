@@ -13,8 +13,6 @@ def train(state):
 
 `fit` goes on with the functions that it has traced before ranks came or went."""
 
-from typing import Any
-
 import keras
 import numpy as np
 
@@ -90,7 +88,7 @@ class KerasState(ObjectState):
 
 
 class _StateCallback(Callback):
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: ObjectState) -> None:
         super().__init__()
         self.state = state
 
@@ -100,7 +98,7 @@ class CommitStateCallback(_StateCallback):
 
     It should be the last callback, so that the state has what the others note."""
 
-    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+    def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         super().__init__(state)
         self.batches_per_commit = self.batches_remaining = batches_per_commit
 
@@ -130,7 +128,7 @@ class UpdateBatchStateCallback(_StateCallback):
 
     If `fit` begins with `state.batch` > 0, its first epoch has that many batches less, but at least one."""
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: ObjectState) -> None:
         super().__init__(state)
         self._before, self._cut = 0, False
 

@@ -160,7 +160,7 @@ def _fields_of(value: object) -> dict[str, object]:
 
 
 @functools.cache
-def _hints(kind: typing.Any) -> dict[str, typing.Any]:
+def _hints(kind: object) -> dict[str, object]:
     return typing.get_type_hints(kind)
 
 

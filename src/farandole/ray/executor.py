@@ -163,13 +163,13 @@ class RayExecutor:
         call = (self._prepared(fn), list(args or ()), dict(kwargs or {}))
         return [actor.run.remote(*call) for actor in self._running()]
 
-    def execute(self, fn: Callable[[Any], T], callbacks: Sequence[object] | None = None) -> list[T]:
+    def execute(self, fn: Callable[..., T], callbacks: Sequence[object] | None = None) -> list[T]:
         """Call `fn(executable)` on every rank with the rank's own object; return the values by rank. See `run`."""
         refuse_callbacks(callbacks)
         fn = self._prepared(fn)
         return self._values([actor.execute.remote(fn) for actor in self._running()])
 
-    def execute_single(self, fn: Callable[[Any], T]) -> T:
+    def execute_single(self, fn: Callable[..., T]) -> T:
         """Call `fn(executable)` on rank 0 alone, and return its value. `fn` must not wait for other ranks."""
         (value,) = self._values([self._running()[0].execute.remote(self._prepared(fn))])
         made: T = value

@@ -12,7 +12,7 @@ Functions that were traced before ranks came or went go on with the ranks that t
 
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -56,7 +56,7 @@ class _VariablesHandler(StateHandler[list[Variable]]):
 
     def save(self) -> None:
         read = self._session.run if self._session is not None else (lambda held: [each.numpy() for each in held])
-        self._saved: list[Any] = read(self.value) if self.value else []
+        self._saved: list[object] = read(self.value) if self.value else []
 
     def restore(self) -> None:
         for variable, value in zip(self.value, self._saved, strict=True):

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -60,7 +59,9 @@ def broadcast_optimizer_state(
         tensors = [torch.empty(shape, dtype=dtype, device=devices.get(kind, kind)) for shape, dtype, kind in kinds]
     _broadcast([(str(place), tensor) for place, tensor in enumerate(tensors)], root_rank, "optimizer_state")
     if default.rank() != root_rank:
-        optimizer.load_state_dict(_put_tensors(skeleton, tensors))
+        state = _put_tensors(skeleton, tensors)
+        assert isinstance(state, dict)
+        optimizer.load_state_dict(state)
 
 
 def _devices_by_type(optimizer: torch.optim.Optimizer) -> dict[str, torch.device]:
@@ -87,7 +88,7 @@ def _take_tensors(value: object, tensors: list[torch.Tensor]) -> object:
     return _map_items(value, lambda item: _take_tensors(item, tensors))
 
 
-def _put_tensors(value: object, tensors: list[torch.Tensor]) -> Any:
+def _put_tensors(value: object, tensors: list[torch.Tensor]) -> object:
     """Return a copy of `value` with its holes filled."""
     if isinstance(value, _Hole):
         return tensors[value.place]

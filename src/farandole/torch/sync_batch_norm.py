@@ -6,11 +6,10 @@ Sample Variances", 1979), so no large mean is subtracted from a sum of squares."
 
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -164,10 +163,20 @@ def _join(mine: _Moments, among: _Among) -> _Moments:
     return _Moments(count, mean, (squares + counts * (means - mean) ** 2).sum(0))
 
 
+class _Call(FunctionCtx):
+    """The object in which autograd keeps values of a normalization until its backward pass."""
+
+    count: float
+    eps: float
+    among: _Among
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, ...]
+
+
 class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Call,
         values: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -177,7 +186,7 @@ class _Normalize(torch.autograd.Function):
     ) -> Tensor:
         wide = _wide(values.dtype)
         mean, var = (each.to(values.device, wide) for each in (moments.mean, moments.squares / moments.count))
-        ctx.save_for_backward(values, weight, mean, var)
+        ctx.save_for_backward(values, weight, mean, var)  # type: ignore[arg-type]  # torch keeps a None, too
         ctx.count, ctx.eps, ctx.among = moments.count, eps, among
         if values.numel() == 0:
             return torch.empty_like(values)
@@ -186,7 +195,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Call, *grads: Tensor) -> tuple[Tensor | None, ...]:
         values, weight, mean, var = ctx.saved_tensors
         wide, above = _widened(values), _widened(grads[0])
         scale = torch.ones_like(mean) if weight is None else weight.to(mean)
@@ -199,9 +208,8 @@ class _Normalize(torch.autograd.Function):
             )
         if ctx.needs_input_grad[0]:
             # The part through mean and variance, which depend on every rank's values.
-            among: _Among = ctx.among
             sums = torch.stack([for_weight, for_bias]).cpu().double()
-            total = allreduce(sums, name=among.name, op=Sum, process_set=among.process_set).to(mean) / ctx.count
+            total = allreduce(sums, name=ctx.among.name, op=Sum, process_set=ctx.among.process_set).to(mean) / ctx.count
             slope, shift = -total * scale * (var + ctx.eps).rsqrt()
             if values.numel():
                 for_values += batch_norm(wide, mean, var, slope, shift, training=False, eps=ctx.eps)

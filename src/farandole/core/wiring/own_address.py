@@ -4,7 +4,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 from farandole.config import Config
 from farandole.errors import RendezvousError
@@ -17,6 +17,9 @@ __all__ = ["address_toward", "first_that_connects", "own_address"]
 
 LOOKUP_PAUSE = 0.5  # seconds between two lookups of a host name
 CONNECT = 2.0  # seconds for a test connection from one address
+
+# The address of a socket, as `getaddrinfo` returns it.
+Target: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 
 
 def own_address(rendezvous: Rendezvous, config: Config, deadline: Deadline) -> str:
@@ -49,7 +52,7 @@ def address_toward(there: str | None, config: Config, deadline: Deadline) -> str
         return str(probe.getsockname()[0])
 
 
-def first_that_connects(own: Sequence[str], target: tuple[Any, ...], deadline: Deadline) -> str:
+def first_that_connects(own: Sequence[str], target: Target, deadline: Deadline) -> str:
     """Return the first of this host's addresses `own` from which a connection to `target` succeeds.
 
     If `target` is on this host, its own address is chosen, because other hosts reach that one. If no connection
@@ -59,12 +62,12 @@ def first_that_connects(own: Sequence[str], target: tuple[Any, ...], deadline: D
     for address in own:
         with contextlib.suppress(OSError):
             limit = min(CONNECT, deadline.remaining())
-            socket.create_connection(target[:2], limit, source_address=(address, 0)).close()
+            socket.create_connection((str(target[0]), target[1]), limit, source_address=(address, 0)).close()
             return address
     return own[0]
 
 
-def _looked_up(address: str, deadline: Deadline) -> tuple[Any, ...]:
+def _looked_up(address: str, deadline: Deadline) -> tuple[socket.AddressFamily, socket.SocketKind, int, str, Target]:
     """Look up `address`, and retry until `deadline` while the host name is unknown.
 
     Kubernetes publishes the name of a pod only when the pod runs. Raises `RendezvousError` with the name."""

@@ -111,7 +111,7 @@ class _Keys:
             yield self.of(each)
         self._known = before
 
-    def _reduced(self, value: Any) -> Iterator[bytes]:
+    def _reduced(self, value: object) -> Iterator[bytes]:
         reduce = copyreg.dispatch_table.get(type(value))
         made = value.__reduce_ex__(4) if reduce is None else reduce(value)
         made = (getattr(value, "__module__", None), made) if isinstance(made, str) else made  # a global's name
@@ -127,10 +127,13 @@ def _digest(parts: Iterable[bytes]) -> bytes:
     return made.digest()
 
 
-def _plain(value: Any) -> str | None:
+def _plain(value: object) -> str | None:
     """Return the text of numbers, texts, bytes, and lists, tuples and dictionaries of them; None for other values."""
-    kind = type(value)
-    items = (*value, *value.values()) if kind is dict else value if kind in (list, tuple) else (value,)
+    items: Iterable[object] = (value,)
+    if type(value) is dict:
+        items = (*value, *value.values())
+    elif type(value) is list or type(value) is tuple:
+        items = value
     return repr(value) if set(map(type, items)) <= _PLAIN else None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,7 @@ class Predicate(Protocol):
         """Return the names of the columns that `do_include` needs."""
         ...
 
-    def do_include(self, values: Mapping[str, Any]) -> bool:
+    def do_include(self, values: Mapping[str, object]) -> bool:
         """Return whether the row with these values is chosen."""
         ...
 
@@ -148,12 +148,13 @@ def _branches(where: object) -> list[list[Condition]]:
     problem = f"must be a predicate, conditions such as ('age', '>=', 18), or lists of these, got {where!r}"
     if not isinstance(where, Iterable) or isinstance(where, str | bytes | Mapping):
         raise ConfigError("where", problem)
-    branches: list[Any] = list(where)
+    branches: list[object] = list(where)
     if branches and isinstance(branches[0], list | tuple) and branches[0] and isinstance(branches[0][0], str):
         branches = [branches]
-    if not branches or not all(isinstance(branch, list | tuple) and branch for branch in branches):
+    lists = [branch for branch in branches if isinstance(branch, list | tuple) and branch]
+    if not branches or len(lists) < len(branches):
         raise ConfigError("where", problem)
-    return [[_condition(each) for each in branch] for branch in branches]
+    return [[_condition(each) for each in branch] for branch in lists]
 
 
 def _condition(found: object) -> Condition:

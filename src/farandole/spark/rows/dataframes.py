@@ -1,11 +1,11 @@
 """DataFrames in a call, on the driver: they stay in Spark, the call has placeholders, and ranks get shares of rows."""
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -85,11 +85,12 @@ def arrow_schema(dataframe: DataFrame) -> pa.Schema:
         raise DataError("", _STREAM)
     zone = dataframe.sparkSession.conf.get("spark.sql.session.timeZone")
     # Older versions of PySpark have no such argument and use UTC.
-    options: Any = {"timezone": zone} if "timezone" in inspect.signature(to_arrow_type).parameters else {}
+    known = inspect.signature(to_arrow_type).parameters
+    convert = functools.partial(to_arrow_type, timezone=zone) if "timezone" in known else to_arrow_type
     fields = []
     for field in dataframe.schema.fields:
         try:
-            fields.append(pa.field(field.name, to_arrow_type(field.dataType, **options), field.nullable))
+            fields.append(pa.field(field.name, convert(field.dataType), field.nullable))
         except PySparkException as error:
             kind = field.dataType.simpleString()
             raise DataError(field.name, f"Spark cannot convert {kind} to Arrow; cast it or leave it out") from error
