@@ -69,6 +69,33 @@ def test_files_and_symbols_of_a_recipe_exist(recipe: str) -> None:
     assert not unknown, f"{recipe}: none of its files has {unknown}"
 
 
+# Files that use the collective of the next test, and would not change for another one.
+USERS = {"native/collectives/adasum.cc", "native/collectives/int8.cc", "src/farandole/torch/distributed/group.py"}
+
+
+def code_of(file: Path) -> str:
+    """Return the text of a file without comments and docstrings."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".py":
+        return re.sub(r'""".*?"""|#[^\n]*', "", text, flags=re.S)
+    return re.sub(r"//[^\n]*", "", text)
+
+
+def test_the_recipe_of_a_collective_names_every_file_that_has_one() -> None:
+    recipe = "Add a collective"
+    named = {file for word in words_of(recipe) if is_path(word) for file in found_files(word)}
+    folders = [
+        "native",
+        *(f"src/farandole/{name}" for name in ("core", "jax", "mxnet", "numpy", "tensorflow", "timeline", "torch")),
+    ]
+    sources = [file for folder in folders for kind in ("cc", "h", "py") for file in (ROOT / folder).rglob(f"*.{kind}")]
+    having = {
+        file for file in [*sources, ROOT / "src/farandole/config.py"] if re.search("alltoall", code_of(file), re.I)
+    }
+    unnamed = {str(file.relative_to(ROOT)) for file in having - named}
+    assert unnamed == USERS
+
+
 @pytest.mark.native
 @pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if code_blocks(recipe)])
 def test_recipe_works(recipe: str, tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ import sysconfig
 from pathlib import Path
 
 from farandole.config import Config
+from farandole.core.operations.kinds import NAMES
 from farandole.topology import interface_of
 
 __all__ = ["connect_nccl_by", "find_nccl", "kinds_by_route"]
 
 _FILE = "libnccl.so.2"
-_KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 
 
 def find_nccl() -> list[str]:
@@ -30,4 +30,4 @@ def connect_nccl_by(address: str) -> None:
 
 def kinds_by_route(config: Config, route: str) -> list[str]:
     """Return the kinds of operations on GPUs for which `config` sets `route`."""
-    return [kind for kind in _KINDS if getattr(config, f"gpu_{kind}") == route]
+    return [kind for kind in NAMES if getattr(config, f"gpu_{kind}", "") == route]
