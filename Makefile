@@ -1,6 +1,6 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup packages demo test test-programs test-without test-oldest test-tensorflow test-mxnet test-pythons test-compilers \
+.PHONY: help setup packages demo test test-slow test-without test-oldest test-tensorflow test-mxnet test-pythons test-compilers \
   test-wheel test-native test-gpu lint fmt docs bench check tsan asan wheel release \
   release-notes test-matrix test-arm clean
 
@@ -34,14 +34,14 @@ demo:  ## train on two Spark tasks and show what happens (needs Java 17 or newer
 	@tools/setup.sh
 	@$(BIN)/python -m examples.demo $(ARGS)
 
-test: test-native  ## run the tests, but for test-programs; make test ARGS='-k name' runs some of the Python ones
-	@tools/tests.sh $(JOBS) $(AGAIN) $(ARGS)
+test: test-native  ## run the tests, but for test-slow; make test ARGS='-k name' runs some of the Python ones
+	@tools/tests.sh $(JOBS) $(AGAIN) -m "not slow" $(ARGS)
 
-test-programs: setup  ## run every program of README, guides and examples, and the notebooks' flows, to its end
-	@tools/tests.sh $(JOBS) $(AGAIN) tests/system/programs $(ARGS)
+test-slow: setup  ## run long jobs of Spark, Ray and several hosts, and every program of README, guides and examples
+	@tools/tests.sh $(JOBS) $(AGAIN) -m slow $(ARGS)
 
 test-without: setup  ## run the Python tests where Spark, TensorFlow, Keras and JAX, or WITHOUT=..., are not installed
-	@$(BIN)/python tools/without.py $(WITHOUT) -- $(ARGS)
+	@$(BIN)/python tools/without.py $(WITHOUT) -- --ignore=tests/system/programs $(ARGS)
 
 test-oldest: setup  ## run tests with the oldest versions that pyproject.toml promises; ONLY='jax torch' runs some, spark only so
 	@$(BIN)/python tools/oldest.py $(ONLY) -- $(ARGS)
@@ -83,7 +83,7 @@ docs: setup  ## build the documentation site; a warning is an error
 bench: setup  ## measure; make bench ONLY='launch native_reduce' runs some
 	@tools/bench.sh $(ONLY)
 
-check: lint test test-programs  ## all that has to pass before a merge
+check: lint test test-slow  ## all that has to pass before a merge
 
 tsan: setup  ## run the native tests under the thread sanitizer
 	@tools/native.sh thread

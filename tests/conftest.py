@@ -20,6 +20,7 @@ from helpers.leaks import Snapshot
 from helpers.programs import WarmFolder
 from helpers.warm import SELDOM
 
+PROGRAMS = Path(__file__).parent / "system" / "programs"
 PACKAGES = Path(__file__).parent.parent / "tools" / "packages.sh"
 CHECK_JAVA = Path(__file__).parent.parent / "tools" / "check_java.sh"
 
@@ -70,7 +71,12 @@ def _stay(number: int, frame: FrameType | None) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give Spark the time it needs; without a Java skip its tests, with the sentence that says what to install."""
+    """Mark whole programs as slow, and give Spark the time it needs.
+
+    Without a Java Spark's tests are skipped, with the sentence that says what to install."""
+    for item in items:
+        if item.path.is_relative_to(PROGRAMS):
+            item.add_marker(pytest.mark.slow)  # before pytest chooses tests by their marks
     items[:] = _slow_files_first(items)
     spark = [item for item in items if item.get_closest_marker("spark") is not None]
     if not spark:

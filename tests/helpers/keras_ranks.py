@@ -14,7 +14,10 @@ from farandole.config import Config
 from farandole.core.context import Context
 from helpers.ranks import run_ranks
 
-__all__ = ["run_checks"]
+__all__ = ["BACKENDS", "run_checks"]
+
+# The other two compile each model, for a minute in all.
+BACKENDS = ["torch", *(pytest.param(each, marks=pytest.mark.slow) for each in ("tensorflow", "jax"))]
 
 # Modules that ranks start with, by backend. Keras imports TensorFlow with each backend, to save a model.
 FRAMEWORK_OF = {"tensorflow": "tensorflow", "torch": "any", "jax": "any"}

@@ -8,17 +8,18 @@ from farandole.core.context import Context
 from farandole.core.default import use
 from farandole.meeting.rendezvous import SoloRendezvous
 from helpers.installed import require
-from helpers.keras_ranks import run_checks
+from helpers.keras_ranks import BACKENDS, run_checks
 from helpers.ranks import run_ranks
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_two_ranks(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modules = ["keras_training", "keras_callbacks", "keras_values", "keras_elastic", "keras_elastic_reports"]
     run_checks(backend, modules, tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_two_ranks_with_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require("tf_keras")

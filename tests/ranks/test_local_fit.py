@@ -88,6 +88,7 @@ def test_wrong_rows_are_refused_before_ranks_start() -> None:
         estimator().fit(pd.concat([rows(), rows()[["y"]]], axis="columns"))
 
 
+@pytest.mark.slow
 def test_columns_that_the_model_does_not_take_are_left_alone() -> None:
     """Also those that neither Arrow nor Parquet can hold, and frames with one name twice."""
     frame = rows(5).set_axis([*"vwxyz"], axis="index")
@@ -152,6 +153,7 @@ def test_rows_of_a_flyte_directory_are_read_where_they_lie(tmp_path: Path) -> No
         assert place == Remote.remote_source
 
 
+@pytest.mark.slow
 def test_ranks_run_again_and_no_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from farandole.estimators.store import Store
 

@@ -7,15 +7,16 @@ import pytest
 pytest.importorskip("pyspark")
 
 from helpers.installed import require
-from helpers.keras_ranks import run_checks
+from helpers.keras_ranks import BACKENDS, run_checks
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_two_ranks(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_checks(backend, ["keras_estimator"], tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_two_ranks_with_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require("tf_keras")

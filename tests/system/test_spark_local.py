@@ -29,7 +29,7 @@ from helpers.marked import processes_with, wait_until_gone
 from helpers.spark_faults import dying_in_an_allreduce, interrupt_job, restart_after_a_kill
 from helpers.spark_session import last_job, tasks_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
 needs_native = pytest.mark.skipif(importlib.util.find_spec("farandole._native") is None, reason="no native core")
 

@@ -33,7 +33,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_ddp.py"
 STEPS = 4
 
 # Each rank imports torch.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 Parameters = dict[str, torch.Tensor]
 

@@ -17,7 +17,7 @@ if importlib.util.find_spec("farandole._native") is None:
 
 from helpers.programs import run, warm_spark
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).parents[3]
 LIMIT = 180  # seconds; what the demo may take on two cores

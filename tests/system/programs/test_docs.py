@@ -29,7 +29,6 @@ def framework_of(block: CodeBlock) -> str | None:
     return next((each for each in FRAMEWORKS if each in block.needs and block.language != "sh"), None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("block", [pytest.param(block, id=str(block)) for block in BLOCKS])
 def test_code_block(block: CodeBlock, tmp_path: Path) -> None:
     missing = [name for name in block.needs if not is_there(name)]

@@ -35,7 +35,7 @@ RUNS = {
 }
 ALL = [(program, options) for program in PROGRAMS for options in RUNS.get(program, [""])]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 
 def framework_of(program: str) -> str:

@@ -15,7 +15,7 @@ from helpers.installed import require
 
 require("flytekitplugins", "pyspark", "keras", "tensorflow", "matplotlib")
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.native
 
 PROGRAM = Path(__file__).parents[3] / "examples" / "rossmann" / "workflow.py"
 event_loop = pytest.fixture(scope="module", autouse=True)(loop)

@@ -14,7 +14,7 @@ require("mxnet")
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 
 @pytest.mark.skipif(version("mxnet") >= "2", reason="they are programs of MXNet 1")

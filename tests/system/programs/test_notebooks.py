@@ -22,7 +22,6 @@ for cell in json.load(open(sys.argv[1]))["cells"]:
 
 
 @pytest.mark.native
-@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_run_in_order(notebook: Path, tmp_path: Path) -> None:
     lacking = [name for name in ("IPython", "torch", "pyspark", "sklearn") if importlib.util.find_spec(name) is None]

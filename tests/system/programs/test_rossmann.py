@@ -23,7 +23,7 @@ from rossmann.features import CATEGORICAL, CONTINUOUS, LABEL, MEASURES, Encoding
 from rossmann.generate import write_files
 from rossmann.tables import read
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.native, pytest.mark.timeout(400)]
 
 PROGRAM = Path(__file__).parents[3] / "examples" / "rossmann" / "forecast.py"
 VALIDATION_DAYS = 42

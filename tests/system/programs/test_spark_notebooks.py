@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from farandole.compat import install, uninstall
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module", autouse=True)
