@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +93,7 @@ for index, each in enumerate(model.weights):
     assert bool((each == (index + 1) * total).all()), (index, each, total)
 print("done", state.step, total, os.getpid(), flush=True)
 """
-LINE = re.compile(r"\[(\d+)\] step (\d+) (\d+) (\d+) (\d+)\n")
+LINE = re.compile(r"\[(\d+)\](?:<stdout>:| )step (\d+) (\d+) (\d+) (\d+)\n")
 
 
 def expected_weight(steps: int) -> int:
@@ -122,11 +122,11 @@ class Training:
     def sizes(self, since: int = 0) -> list[int]:
         return [int(found[4]) for found in LINE.finditer(self.output[since:])]
 
-    def wait(self, what: Callable[[], bool], why: str) -> None:
-        deadline = time.monotonic() + PATIENCE
+    def wait(self, what: Callable[[], bool], why: str, patience: float = PATIENCE) -> None:
+        deadline = time.monotonic() + patience
         while not what():
             assert self.process.poll() is None, f"the job has ended: {self.report()}"
-            assert time.monotonic() < deadline, f"{why}: not within {PATIENCE} s: {self.report()}"
+            assert time.monotonic() < deadline, f"{why}: not within {patience} s: {self.report()}"
             time.sleep(0.02)
 
     def report(self) -> str:
@@ -200,11 +200,11 @@ def is_alive(pid: int) -> bool:
 
 
 @contextmanager
-def training(folder: Path, *options: str, program: str = TRAINING) -> Iterator[Training]:
+def training(
+    folder: Path, *options: str, program: str = TRAINING, run: Sequence[str] = (*command("run"), "--verbose")
+) -> Iterator[Training]:
     (folder / "train.py").write_text(program)
-    words = command(
-        "run", "--verbose", *options, "--blacklist-cooldown-range", "0.1", "0.2", sys.executable, "train.py"
-    )
+    words = [*run, *options, "--blacklist-cooldown-range", "0.1", "0.2", sys.executable, "train.py"]
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         process = subprocess.Popen(words, cwd=folder, stdout=out, stderr=err, start_new_session=True)
     try:
