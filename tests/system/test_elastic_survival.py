@@ -89,6 +89,29 @@ def test_members_end_when_too_few_are_left(tmp_path: Path) -> None:
     assert "the launcher is lost, 2 ranks are left; 3 are needed (--min-np)" in members.output()
 
 
+@pytest.mark.usefixtures("home")
+def test_a_launcher_takes_a_job_over(tmp_path: Path) -> None:
+    """The members go on in their processes; the new launcher shows their lines, and replaces lost ranks again."""
+    with training(tmp_path, *SIZES, "--min-np", "2") as job:
+        alive = kill_launcher(job)
+        members = Survivors(job)
+        step = members.wait(4, 0)
+        os.kill(alive.pop(3), signal.SIGKILL)  # they meet without a launcher
+        members.wait(3, step)
+        (record,) = (tmp_path / "home").glob(".local/state/farandole/*/launcher")
+        assert record.stat().st_mode & 0o077 == 0
+        with training(tmp_path, *SIZES, "--min-np", "2", "--join", "last") as joined:
+            joined.wait(lambda: 4 in joined.sizes(), "a new rank has come")
+            since = len(joined.output)
+            joined.wait(lambda: len(joined.pids(since)) == 4, "all ranks train")
+            assert alive.items() <= joined.pids(since).items()
+            os.kill(alive.pop(0), signal.SIGKILL)
+            since = len(joined.output)
+            joined.wait(lambda: 4 in joined.sizes(since), "an adopted rank is replaced")
+            assert set(alive.values()) <= set(joined.finish())
+        assert not record.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.usefixtures("home")
 def test_a_launcher_that_is_told_to_end_ends_its_members(tmp_path: Path, number: signal.Signals) -> None:
@@ -97,4 +120,4 @@ def test_a_launcher_that_is_told_to_end_ends_its_members(tmp_path: Path, number:
         job.process.send_signal(number)
         assert job.process.wait(PATIENCE) in (128 + number, 130)
         assert not any(map(is_alive, job.pids().values()))
-    assert not (tmp_path / "home").exists()
+    assert not list((tmp_path / "home").glob(".local/state/farandole/*"))

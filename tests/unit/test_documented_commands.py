@@ -22,6 +22,7 @@ from farandole.launch import mpirun as site_mpirun
 from farandole.launch.backend import Backend, Command, Host, Shell
 from farandole.launch.elastic import options
 from farandole.launch.elastic.hosts import HostDiscovery
+from farandole.launch.elastic.joining import Record
 from farandole.launch.elastic.roster import Limits
 from farandole.launch.mpirun import Asked, Launcher, command_of
 
@@ -247,7 +248,7 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Star
         discovery: HostDiscovery,
         backend_of: Callable[[Host], Backend],
         environment: Mapping[str, str],
-        survive: bool,
+        record: Record | None,
     ) -> Iterator[Started]:
         hosts = [Host(name, slots) for name, slots in discovery.find_available_hosts_and_slots().items()]
         jobs.append(

@@ -1,6 +1,7 @@
 """An elastic job: members are started, lost and replaced, and generations of ranks formed of those that are there."""
 
 import contextlib
+import functools
 import logging
 import queue
 import secrets
@@ -14,15 +15,17 @@ from typing import TypedDict
 from farandole.launch.backend import Assignment, Backend, Host, OnLine, Rank, Task
 from farandole.launch.cores import threads_per_rank
 from farandole.launch.elastic.hosts import Agents, Found, HostDiscovery, Opened, OpenedAgent, Watch
-from farandole.launch.elastic.members import Came, Members
+from farandole.launch.elastic.joining import Adopted, Record
+from farandole.launch.elastic.members import Came, Left, Members, Returned
 from farandole.launch.elastic.roster import End, Form, Limits, Outcome, Roster, Start, Tell
 from farandole.launch.failures import Failure
+from farandole.launch.hosts import is_local
 from farandole.launch.job import GONE
 from farandole.launch.processes import GRACE
 from farandole.meeting.addresses import split_address
 from farandole.meeting.handshake import new_secret
 from farandole.meeting.launched.elastic import MemberEnvironment, show_place
-from farandole.meeting.launched.elastic_messages import Hosts, Leave, Place
+from farandole.meeting.launched.elastic_messages import Back, Hosts, Leave, Place
 from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import note_launches
 from farandole.topology import TORCH_PLACES, Topology
@@ -36,7 +39,7 @@ STILL = 2  # answers of a rank that has finished no operation meanwhile: it seem
 SILENT = 3  # questions without an answer, while other ranks wait, after which a member is lost
 LOST_HOST = 255  # code of a member whose host is lost
 LEAVE = 10.0  # seconds for a member that was told to end
-STATE = "~/.local/state/farandole"  # on each host, for the output of ranks that survive their launcher
+RETURN = 15.0  # seconds for the members of a lost launcher to call this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +78,20 @@ class ElasticJob:
         members: Members,
         secret: bytes,
         events: "queue.SimpleQueue[object]",
-        survive: bool,
+        record: Record | None,
     ) -> None:
         self._roster, self._least = Roster(limits), limits.least
         self._environment, self._agents, self._members = environment, agents, members
         self._secret, self._events = secret, events
-        self._name = secrets.token_hex(4)
-        self._survivor_logs = f"{STATE}/{self._name}" if survive else ""
+        self._record = record  # for the launcher that takes over when this one is lost
+        self._name = secrets.token_hex(4) if record is None else record.name
+        self._survivor_logs = "" if record is None else record.folder
+        self._absent: dict[int, float] = {}  # members of a lost launcher, and the time at which they count as lost
         self._started: dict[int, _Seat] = {}
         # Members whose host's agent is being opened, with the place that each expects. Others may end before.
         self._unopened: list[tuple[Start, Topology]] = []
         self._end_at: dict[int, float] = {}  # members that were told to end: the time at which they are made to
+        self._returned: dict[int, Back] = {}  # members of a lost launcher that have called
         self._next_ping = 0.0
         self._server: RendezvousServer | None = None
         self._formed: tuple[int, ...] = ()
@@ -95,12 +101,15 @@ class ElasticJob:
         """Start members with `task` and follow the job to its end.
 
         Returns the failure that has ended it, or None. Members may still run then. Ctrl-C interrupts the wait."""
+        if self._record is not None and self._record.members:
+            self._take_over(self._record)
         while self._outcome is None:
             self._handle(self._next_event())
             self._ask_members()
             for action in self._roster.step(time.monotonic()):
                 self._act(action)
             self._start_members(task, on_line)
+            self._adopt_members(on_line)
             self._end_members()
         outcome = self._outcome
         if outcome.failure is None and outcome.problem:
@@ -127,6 +136,8 @@ class ElasticJob:
         finally:
             if self._server is not None:
                 self._server.close()
+            if self._record is not None:
+                self._record.remove()
 
     def _end(self, grace: timedelta) -> None:
         for seat in self._started.values():
@@ -140,7 +151,7 @@ class ElasticJob:
     def _next_event(self) -> object:
         """Return the next event; None when something is to be done without one."""
         now = time.monotonic()
-        times = [self._roster.next_time(), *self._end_at.values(), now + PING_EVERY]
+        times = [self._roster.next_time(), *self._end_at.values(), *self._absent.values(), now + PING_EVERY]
         with contextlib.suppress(queue.Empty):
             return self._events.get(timeout=max(0.0, min(each for each in times if each is not None) - now))
         return None
@@ -164,6 +175,12 @@ class ElasticJob:
             self._roster.come(event.number, event.commits, now)
         elif isinstance(event, _Ended):
             self._note_end(event, now)
+        elif isinstance(event, Returned):
+            self._returned[event.number] = event.place
+        elif isinstance(event, Left):
+            seat = self._started.get(event.number)
+            if seat is not None and isinstance(seat.rank, Adopted):
+                seat.rank.leave(event.well)
         elif isinstance(event, Outcome):
             self._outcome = event
 
@@ -174,6 +191,9 @@ class ElasticJob:
         if event.failure is not None and event.number in self._formed and self._server is not None:
             self._server.depart(self._formed.index(event.number), f"member {event.number} is lost")
         self._roster.lose(event.number, event.failure, now)
+        if self._record is not None and event.number in self._record.members:
+            del self._record.members[event.number]
+            self._record.write()
         if event.failure is not None and event.failure.code == LOST_HOST and event.number in self._started:
             self._agents.drop(self._started[event.number].host.name)
 
@@ -231,9 +251,48 @@ class ElasticJob:
         env |= {**member.write(), "FARANDOLE_JOB": self._name}
         log.info("member %d starts on %s", start.number, start.host.name)
         kept = self._survivor_logs and f"{self._survivor_logs}/{start.number}"
+        if self._record is not None:
+            self._record.addresses = self._members.ports
+            self._record.members[start.number] = (start.host.name, start.slot)
+            self._record.write()
         assignment = Assignment(rank=start.number, host=start.host, env=env, survivor_log=kept)
         started = opened.agent.start(assignment, task, on_line, self._end_of)
         self._started[start.number] = _Seat(started, start.host, opened)
+
+    def _take_over(self, record: Record) -> None:
+        """Wait for the agents of a lost launcher's hosts, and listen where it did: its members call there."""
+        now = time.monotonic()
+        hosts = {name: Host(name, slot + 1) for name, slot in sorted(record.members.values())}
+        while None in [self._agents.find(host) for host in hosts.values()] and time.monotonic() < now + RETURN:
+            self._handle(self._next_event())
+        log.info("this launcher takes over job %s with members %s", record.name, ", ".join(map(str, record.members)))
+        for number, (name, slot) in record.members.items():
+            self._roster.adopt(number, name, slot, number, 0, now)
+            self._absent[number] = time.monotonic() + RETURN
+        for address, port in record.addresses.items():
+            self._members.listen(address, port)
+
+    def _adopt_members(self, on_line: OnLine) -> None:
+        """Take over the members that have called; those that do not call in time are lost."""
+        now = time.monotonic()
+        returned, self._returned = self._returned, {}
+        for number, back in returned.items():
+            place = None if self._record is None else self._record.members.get(number)
+            opened = place and self._agents.find(Host(place[0], place[1] + 1))
+            if place is None or not opened:
+                self._members.send(number, Leave("its place was given to another process"))
+                continue
+            self._roster.adopt(number, *place, back.rank, back.generation, now)
+            if self._absent.pop(number, None) is not None:
+                leave = functools.partial(self._members.send, number, Leave("the job has ended"))
+                pid = back.pid if is_local(place[0]) else None
+                kept = f"{self._survivor_logs}/{number}"
+                rank = Adopted(number, pid, kept, on_line, self._end_of, leave)
+                self._started[number] = _Seat(rank, Host(place[0], place[1] + 1), opened)
+        for number in [number for number, at in self._absent.items() if at <= now]:
+            del self._absent[number]
+            lost = Failure(rank=number, reason="it did not call the new launcher", code=1, killed=True)
+            self._note_end(_Ended(number, lost), now)
 
     def _end_of(self, number: int, failure: Failure | None) -> None:
         self._events.put(_Ended(number, failure))
@@ -318,12 +377,12 @@ def open_elastic_job(
     discovery: HostDiscovery,
     backend_of: Callable[[Host], Backend],
     environment: Mapping[str, str],
-    survive: bool = False,
+    record: Record | None = None,
 ) -> Iterator[ElasticJob]:
     """Prepare a job on the hosts of `discovery`, each reached by its backend. When the context ends, so do all members
-    and their descendants. With `survive` they go on if this process is killed."""
+    and their descendants. With a `record` they go on if this process is killed; members in it are taken over."""
     events: queue.SimpleQueue[object] = queue.SimpleQueue()
-    secret = new_secret()
+    secret = new_secret() if record is None else record.secret
     with contextlib.ExitStack() as stack:
         members = Members(secret, events)
         stack.callback(members.close)
@@ -331,6 +390,6 @@ def open_elastic_job(
         stack.callback(agents.close)
         watch = Watch(discovery, events)
         stack.callback(watch.close)
-        job = ElasticJob(limits, environment, agents, members, secret, events, survive)
+        job = ElasticJob(limits, environment, agents, members, secret, events, record)
         stack.callback(job.stop)
         yield job

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from farandole.errors import RendezvousError
 from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, listen
-from farandole.meeting.addresses import join_address
+from farandole.meeting.addresses import join_address, split_address
 from farandole.meeting.frames import send
-from farandole.meeting.launched.elastic_messages import FROM_MEMBER, Ping, Pong, Ready
+from farandole.meeting.launched.elastic_messages import FROM_MEMBER, Back, Bye, Ping, Pong, Ready
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["Came", "Members"]
+__all__ = ["Came", "Left", "Members", "Returned"]
 
 SEND = 5.0  # seconds for a member's kernel to take a message of some bytes; it has room for thousands of them
 
@@ -27,6 +27,22 @@ class Came:
 
     number: int
     commits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Event: a member of an earlier launcher has called this one."""
+
+    number: int
+    place: Back
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Event: a member's connection has ended, after its word that it has ended well, or without."""
+
+    number: int
+    well: bool
 
 
 @dataclass(slots=True)
@@ -58,10 +74,17 @@ class Members:
         self._listeners: dict[str, tuple[str, AcceptingThread]] = {}
         self._threads: list[threading.Thread] = []
 
-    def listen(self, host: str) -> str:
-        """Listen on the address `host` of this machine, if not yet, and return the "host:port" for members."""
+    @property
+    def ports(self) -> dict[str, int]:
+        """The port of each address at which this machine listens."""
+        return {host: split_address(address)[1] for host, (address, _) in self._listeners.items()}
+
+    def listen(self, host: str, port: int = 0) -> str:
+        """Listen on the address `host` of this machine, if not yet, and return the "host:port" for members.
+
+        Raises `OSError` if another process has taken the `port`; 0 is a free one."""
         if host not in self._listeners:
-            listener = listen(host)
+            listener = listen(host, port)
             address = join_address(host, listener.getsockname()[1])
             acceptor = Acceptor([listener], self._secret, me=b"launcher", service=f"the launcher at {address}")
             self._listeners[host] = address, AcceptingThread(acceptor, self._admit, name="farandole-members")
@@ -120,12 +143,19 @@ class Members:
         reader.start()
 
     def _read(self, number: int, sock: socket.socket) -> None:
+        well = False
         with sock, contextlib.suppress(OSError, EOFError, RendezvousError, ValueError):
             while True:
                 try:
                     message = FROM_MEMBER.receive(sock)
                 except TimeoutError:
                     continue  # a member that trains says nothing
+                if isinstance(message, Back):
+                    self._events.put(Returned(number, message))
+                    continue
+                if isinstance(message, Bye):
+                    well = message.well
+                    continue
                 with self._changing:
                     self._signs.setdefault(number, Signs()).note(message)
                     if isinstance(message, Ready):
@@ -133,5 +163,7 @@ class Members:
                 if isinstance(message, Ready):
                     self._events.put(Came(number, message.commits))
         with self._changing:
-            if self._socks.get(number) is sock:
-                del self._socks[number]
+            if self._socks.get(number) is not sock:
+                return  # it has called again
+            del self._socks[number]
+        self._events.put(Left(number, well))

@@ -13,6 +13,7 @@ from farandole.launch.backend import Backend, Host, Shell
 from farandole.launch.backends import chosen_site, named_hosts, reach
 from farandole.launch.elastic.hosts import FixedHosts, HostDiscovery, HostScript
 from farandole.launch.elastic.job import ElasticJob, open_elastic_job
+from farandole.launch.elastic.joining import Record
 from farandole.launch.elastic.roster import Limits
 
 __all__ = ["Elastic", "ElasticArguments", "add_elastic_options"]
@@ -42,6 +43,7 @@ class Elastic:
     reset_limit: int | None = None
     cooldown_range: Sequence[float] | None = None  # seconds
     survive_launcher: bool = False
+    join: str | None = None  # the name of a job that has lost its launcher, or "last"
 
     def __post_init__(self) -> None:
         least, most = self.cooldown
@@ -61,6 +63,7 @@ class Elastic:
             reset_limit=given.reset_limit,
             cooldown_range=given.cooldown_range,
             survive_launcher=given.survive_launcher,
+            join=given.join,
         )
 
     @property
@@ -79,7 +82,7 @@ class Elastic:
             self.reset_limit,
             self.cooldown_range,
         )
-        return self.survive_launcher or any(each is not None for each in asking)
+        return self.survive_launcher or self.join is not None or any(each is not None for each in asking)
 
     def limits(self, num_proc: int | None, settings: Config) -> Limits:
         """Return the limits of a job that begins with `num_proc` ranks; raises `ConfigError` for sizes out of order.
@@ -127,7 +130,9 @@ class Elastic:
         def backend_of(host: Host) -> Backend:
             return reach([host], host.slots, reaching, settings.interface)
 
-        return open_elastic_job(limits, discovery, backend_of, environment, self.survive_launcher)
+        record = None if self.join is None else Record.find(self.join)
+        record = Record() if record is None and self.survive_launcher else record
+        return open_elastic_job(limits, discovery, backend_of, environment, record)
 
 
 def add_elastic_options(parser: argparse.ArgumentParser) -> None:
@@ -161,4 +166,10 @@ def add_elastic_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on with the ranks that are there if this command is killed (kill -9), until fewer than --min-np are "
         "left; Ctrl-C, SIGTERM and a hangup end all ranks as ever",
+    )
+    group.add_argument(
+        "--join",
+        metavar="JOB",
+        help="take over a job that was started with --survive-launcher here and has lost its launcher: its name, which "
+        "is that of its folder in ~/.local/state/farandole, or 'last'",
     )

@@ -134,6 +134,13 @@ class Roster:
             for member in here:
                 member.leaving = member.leaving or member.slot >= slots
 
+    def adopt(self, number: int, host: str, slot: int, rank: int, generation: int, now: float) -> None:
+        """Take over a member of an earlier launcher, which trains as a rank of `generation`."""
+        member = self._members.setdefault(number, _Member(number, host, slot, now))
+        member.phase, member.rank, self._number = "placed", rank, max(self._number, number + 1)
+        self.generation = max(self.generation, generation)
+        self._formed = tuple(sorted({*self._formed, number}))
+
     def come(self, number: int, commits: int, now: float) -> None:
         """Note that a member waits for a place, with the state of so many commits (-1: with none)."""
         member = self._members.get(number)

@@ -5,19 +5,33 @@ asks for a place there, and gets a rank, a generation and the address of that ge
 the launcher tells it when hosts have come or go, and asks now and then whether it is alive."""
 
 import contextlib
+import functools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Self
 
 from farandole.config import Config
 from farandole.errors import ConfigError, RendezvousError
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline, send
-from farandole.meeting.launched.elastic_messages import FROM_LAUNCHER, LARGEST, Hosts, Leave, Ping, Place, Pong, Ready
-from farandole.meeting.launched.election import Election, has_ended
+from farandole.meeting.launched.elastic_messages import (
+    FROM_LAUNCHER,
+    LARGEST,
+    Back,
+    Bye,
+    Hosts,
+    Leave,
+    Ping,
+    Place,
+    Pong,
+    Ready,
+)
+from farandole.meeting.launched.election import Election, LauncherIsBack, has_ended
 from farandole.meeting.rendezvous import TcpRendezvous
 from farandole.topology import Topology
 
@@ -25,6 +39,7 @@ __all__ = ["ElasticRendezvous", "MemberEnvironment", "is_launcher_lost", "meet_i
 
 SILENCE = 60.0  # seconds without a message from the launcher, which sends one each second, after which it is lost
 LOST = 2.0  # seconds for the port of a launcher that was killed to be closed
+AGAIN = 1.0  # seconds between two calls for a launcher that takes over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +97,9 @@ class _Channel:
     def __init__(self, member: MemberEnvironment, config: Config) -> None:
         me = f"member {member.number}".encode()
         self._patience = config.elastic_timeout
+        self._dial = functools.partial(dial, member.launcher, member.secret, me=me)
         try:
-            self._sock, _ = dial(member.launcher, member.secret, me=me, deadline=Deadline(config.start_timeout))
+            self._sock, _ = self._dial(deadline=Deadline(config.start_timeout))
         except OSError as error:
             text = f"member {member.number} could not reach the launcher of its elastic job: {error}"
             raise RendezvousError(text, where=member.launcher) from error
@@ -92,6 +108,8 @@ class _Channel:
         self._changed = threading.Condition()
         self._answers: list[Place | Leave] = []  # at most one
         self._lost = ""
+        self._asked: Ready | None = None  # what is not answered yet
+        self._closing = threading.Event()
         self._election = Election(member.number, member.secret) if member.survives else None
         self.changes = Hosts()
         self.stats: Callable[[], Mapping[str, int]] = dict
@@ -102,25 +120,45 @@ class _Channel:
         """Ask for a place, and return the launcher's answer. Blocks as long as the launcher is there.
 
         When it is lost and the job survives that, the members that are left form a generation by themselves."""
+        election = self._election
         with self._changed:
             self._answers.clear()
             self.changes = Hosts()
-        self._send(Ready(commits, [] if self._election is None else self._election.addresses))
-        with self._changed:
-            while not (self._answers or self._lost):
-                self._changed.wait(1.0)  # with a limit, so that Ctrl-C is noticed
-            answer = self._answers.pop() if self._answers else None
-        election = self._election
-        if answer is None:
-            if election is None or not election.is_possible or not is_launcher_lost(self._where):
-                raise RendezvousError(f"the launcher of this elastic job is lost ({self._lost})", where=self._where)
-            answer = election.elect(commits, self._patience)
+            self._asked = Ready(commits, [] if election is None else election.addresses)
+            self._send(self._asked)
+        while (answer := self._wait_for_launcher() or self._elect(commits)) is None:
+            pass  # a launcher has taken over meanwhile
+        self._asked = None
         if election is not None and isinstance(answer, Place):
             election.take(answer)
         return answer
 
+    def _wait_for_launcher(self) -> Place | Leave | None:
+        """Return the launcher's answer; None once it is lost."""
+        with self._changed:
+            while not (self._answers or self._lost):
+                self._changed.wait(1.0)  # with a limit, so that Ctrl-C is noticed
+            return self._answers.pop() if self._answers else None
+
+    def _elect(self, commits: int) -> Place | None:
+        """Return the place that the members that are left give this one; None if a launcher has taken over."""
+        election, why = self._election, self._lost
+        if election is not None and election.is_possible:
+            if is_launcher_lost(self._where):
+                with contextlib.suppress(LauncherIsBack):
+                    place = election.elect(commits, self._patience, lambda: not self._lost)
+                    election.take(place)
+                    self._report()  # a launcher that has just come back thinks that this member still waits
+                    return place
+            with self._changed:
+                if self._changed.wait_for(lambda: not self._lost, 2 * AGAIN + LOST):
+                    return None
+        raise RendezvousError(f"the launcher of this elastic job is lost ({why})", where=self._where)
+
     def close(self) -> None:
         """End the connection and the thread; idempotent."""
+        self._closing.set()
+        self._send(Bye(well=getattr(sys, "last_value", None) is None))
         with contextlib.suppress(OSError):  # the launcher has ended it already
             self._sock.shutdown(2)
         if threading.current_thread() is not self._thread:
@@ -129,11 +167,37 @@ class _Channel:
         if self._election is not None:
             self._election.close()
 
-    def _send(self, message: Ready | Pong) -> None:
+    def _send(self, message: Ready | Pong | Back | Bye) -> None:
         with contextlib.suppress(OSError), self._changed:  # the reading thread notices that the launcher is gone
             send(self._sock, message)
 
     def _listen(self) -> None:
+        self._read()
+        while self._election is not None and self._election.is_possible and self._call_again():
+            self._read()
+
+    def _call_again(self) -> bool:
+        """Wait for a launcher that takes over at the address of the lost one; False when this member leaves."""
+        while not self._closing.wait(AGAIN):
+            with contextlib.suppress(OSError, RendezvousError):  # nobody listens there yet, or somebody else
+                sock, _ = self._dial(deadline=Deadline(timedelta(seconds=LOST)))
+                sock.settimeout(SILENCE)
+                with self._changed:  # so that `ask` asks either the old one or this one
+                    self._sock.close()
+                    self._sock, self._lost = sock, ""
+                    self._report()
+                    if self._asked is not None:
+                        self._send(self._asked)
+                    self._changed.notify_all()
+                return True
+        return False
+
+    def _report(self) -> None:
+        """Tell a launcher that has taken over about this member."""
+        if self._election is not None:
+            self._send(Back(*self._election.place, os.getpid()))
+
+    def _read(self) -> None:
         try:
             while True:
                 message = FROM_LAUNCHER.receive(self._sock, limit=LARGEST)

@@ -8,6 +8,8 @@ __all__ = [
     "FROM_LAUNCHER",
     "FROM_MEMBER",
     "LARGEST",
+    "Back",
+    "Bye",
     "Hosts",
     "Leave",
     "Ping",
@@ -44,6 +46,22 @@ class Pong:
     """A member is alive, and has finished so many operations in its generation."""
 
     operations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """A member whose launcher was lost has found one at the same address: its place, and its process there."""
+
+    generation: int
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """A member's part has ended, well or with an exception of its program."""
+
+    well: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,5 +103,5 @@ class Leave:
     why: str
 
 
-FROM_MEMBER = Kinds[Ready | Pong](Ready, Pong)
+FROM_MEMBER = Kinds[Ready | Pong | Back | Bye](Ready, Pong, Back, Bye)
 FROM_LAUNCHER = Kinds[Ping | Hosts | Place | Leave](Ping, Hosts, Place, Leave)

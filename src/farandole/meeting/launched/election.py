@@ -10,11 +10,11 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from farandole.errors import AuthenticationError, RendezvousError
+from farandole.errors import AuthenticationError, FarandoleError, RendezvousError
 from farandole.meeting.acceptor import HANDSHAKE_TIMEOUT, AcceptingThread, Acceptor, Admitted, listen
 from farandole.meeting.addresses import join_address, split_address
 from farandole.meeting.dialer import dial
@@ -24,7 +24,7 @@ from farandole.meeting.launched.elastic_messages import LARGEST, Leave, Place, S
 from farandole.meeting.server import RendezvousServer
 from farandole.topology import own_addresses
 
-__all__ = ["Election", "has_ended"]
+__all__ = ["Election", "LauncherIsBack", "has_ended"]
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,10 @@ def _order_of_ranks(commits: Mapping[int, int], hosts: Mapping[int, str]) -> lis
     newest = sorted(commits, key=lambda member: -commits[member])
     places = list(dict.fromkeys(hosts[member] for member in newest))
     return sorted(newest, key=lambda member: places.index(hosts[member]))
+
+
+class LauncherIsBack(FarandoleError):
+    """A launcher has taken the job over: it gives out the places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +90,29 @@ class Election:
         """Whether this member has been in a generation whose members' addresses it knows."""
         return self._place is not None and bool(self._place.members)
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The generation and the rank in it of this member's latest place."""
+        assert self._place is not None
+        return self._place.generation, self._place.rank
+
     def take(self, place: Place) -> None:
         """Take note of this member's place, by which it finds the others."""
         self._place = place
         self._reach.update(zip(place.members, place.reach, strict=False))
 
-    def elect(self, commits: int, patience: timedelta) -> Place:
+    def elect(self, commits: int, patience: timedelta, is_back: Callable[[], bool]) -> Place:
         """Return this member's place in the next generation, for a state of `commits` commits.
 
         Blocks until each member of the last one has come or has ended, up to `patience` for each that does not answer.
-        Raises `RendezvousError` if too few are left."""
+        Raises `RendezvousError` if too few are left, and `LauncherIsBack` once `is_back()` says so."""
         assert self._place is not None
         place, unknown = self._place, 0
         mine = Standing(commits, place.generation, place.local_rank)
         self._leave()
         for number in sorted(place.members):
             if number == self._me:
-                return self._lead(place, mine, unknown, patience)
+                return self._lead(place, mine, unknown, patience, is_back)
             try:
                 found = self._follow(number, mine, patience)
             except (ConnectionRefusedError, AuthenticationError):  # another process has got its port
@@ -160,11 +170,13 @@ class Election:
 
     # --- this member leads
 
-    def _lead(self, place: Place, mine: Standing, unknown: int, patience: timedelta) -> Place:
+    def _lead(
+        self, place: Place, mine: Standing, unknown: int, patience: timedelta, is_back: Callable[[], bool]
+    ) -> Place:
         if self._accepting is None:
             acceptor = Acceptor(self._listeners, self._secret, me=b"leader", service=f"member {self._me}")
             self._accepting = AcceptingThread(acceptor, self._admit, name="farandole-election")
-        unknown += self._gather({number for number in place.members if number > self._me}, patience)
+        unknown += self._gather({number for number in place.members if number > self._me}, patience, is_back)
         with self._changed:
             came, self._came = self._came, {}
             present = {number for number in place.members if number in came} | {self._me}
@@ -179,7 +191,7 @@ class Election:
                 send(each.sock, Leave(why))
         raise RendezvousError(why)
 
-    def _gather(self, others: set[int], patience: timedelta) -> int:
+    def _gather(self, others: set[int], patience: timedelta, is_back: Callable[[], bool]) -> int:
         """Wait until each of `others` has come or ended; return how many have done neither within `patience`."""
         end, pause, ended = time.monotonic() + patience.total_seconds(), FIRST_PROBE, set[int]()
 
@@ -190,10 +202,21 @@ class Election:
             with self._changed:
                 self._changed.wait_for(lambda: not awaited(), pause)
                 missing = awaited()
+            if is_back():
+                self._send_off()
+                raise LauncherIsBack
             if not missing or time.monotonic() >= end:
                 return len(missing)
             ended |= {number for number in missing if has_ended(self._reach[number])}
             pause = min(2 * pause, LAST_PROBE)
+
+    def _send_off(self) -> None:
+        """Break off the connections of the members that have come, which then find the launcher by themselves."""
+        with self._changed:
+            came, self._came = self._came, {}
+        for each in came.values():
+            with contextlib.suppress(OSError):  # the member has ended it
+                each.sock.shutdown(socket.SHUT_RDWR)
 
     def _form(self, place: Place, mine: Standing, came: Mapping[int, _Came]) -> Place:
         """Give all members their places; the caller holds the lock, so that each one's end is noticed."""
