@@ -21,9 +21,8 @@ from farandole.estimators.trainers.keras.model import DumpedModel
 from farandole.estimators.trainers.model_fn import loop
 from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph
 from farandole.estimators.trainers.model_fn.intact import choose_intact
-from farandole.estimators.trainers.model_fn.job import ModelFnJob
+from farandole.estimators.trainers.model_fn.job import ModelFnJob, Writers
 from farandole.estimators.trainers.model_fn.loop import fit
-from farandole.estimators.trainers.model_fn.writers import Writers
 from farandole.estimators.trainers.rows import HASH, VALIDATES, RowsWanted, fed_as
 from farandole.tensorflow.estimator import EstimatorSpec, ModeKeys, export
 

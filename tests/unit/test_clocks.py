@@ -21,7 +21,7 @@ READERS = {
     "estimators/estimator.py": "the name of a run",
     "estimators/run_lock.py": "the start of a run, for people",
     "estimators/whole_files.py": "the age of files that a killed writer has left",
-    "estimators/trainers/model_fn/writers.py": "names of event files",
+    "estimators/trainers/model_fn/job.py": "names of event files",
 }
 
 

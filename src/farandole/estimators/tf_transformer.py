@@ -1,20 +1,24 @@
 """TensorFlow graph as a Spark ML transformer, from a graph, a checkpoint or a SavedModel."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from pyspark.ml import Transformer
 from pyspark.sql import DataFrame
 
 from farandole.errors import ConfigError, DataError
 from farandole.estimators.checked_params import CheckedParams, Parameter, required
-from farandole.estimators.checks import Refused
+from farandole.estimators.checks import Refused, instance_of, type_name
 from farandole.estimators.feed import check_columns
 from farandole.estimators.folders import Folder
-from farandole.estimators.persistence import Saved
+from farandole.estimators.persistence import Facts, Saved
 from farandole.estimators.predictions.tensorflow import GraphPredictor, output_type
-from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph, Port, freeze, freeze_signature
+from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph, GraphFacts, Port, freeze, freeze_signature
 from farandole.estimators.transformer import add_columns
+
+if TYPE_CHECKING:
+    from tensorflow import Graph, Tensor
+    from tensorflow.compat.v1 import GraphDef, MetaGraphDef, Session
 
 __all__ = ["TFInputGraph", "TFTransformer"]
 
@@ -32,13 +36,13 @@ class TFInputGraph:
         self.frozen = frozen
 
     @classmethod
-    def fromGraph(cls, graph: Any, sess: Any, feed_names: Sequence[str], fetch_names: Sequence[str]) -> Self:
+    def fromGraph(cls, graph: "Graph", sess: "Session", feed_names: Sequence[str], fetch_names: Sequence[str]) -> Self:
         """Take the part of a session's graph between the tensors `feed_names` and `fetch_names`."""
         with graph.as_default():
             return cls(freeze(sess, _tensors(graph, feed_names), _tensors(graph, fetch_names)))
 
     @classmethod
-    def fromGraphDef(cls, graph_def: Any, feed_names: Sequence[str], fetch_names: Sequence[str]) -> Self:
+    def fromGraphDef(cls, graph_def: "GraphDef", feed_names: Sequence[str], fetch_names: Sequence[str]) -> Self:
         """Take a GraphDef without variables."""
         import tensorflow as tf
 
@@ -97,17 +101,11 @@ class TFInputGraph:
 
     @classmethod
     def _chosen(
-        cls, session: Any, meta: Any, signature: str | None, feeds: Sequence[str], fetches: Sequence[str]
+        cls, sess: "Session", meta: "MetaGraphDef", signature: str | None, feeds: Sequence[str], fetches: Sequence[str]
     ) -> Self:
         if signature is not None:
-            return cls(freeze_signature(session, meta, signature))
-        return cls(freeze(session, _tensors(session.graph, feeds), _tensors(session.graph, fetches)))
-
-
-def _graph(value: object) -> TFInputGraph:
-    if not isinstance(value, TFInputGraph):
-        raise Refused(f"must be a TFInputGraph, got {type(value).__name__}")
-    return value
+            return cls(freeze_signature(sess, meta, signature))
+        return cls(freeze(sess, _tensors(sess.graph, feeds), _tensors(sess.graph, fetches)))
 
 
 def _names(value: object) -> dict[str, str]:
@@ -125,7 +123,9 @@ class TFTransformer(Transformer, CheckedParams, Saved):
     columns, without a job.
     """
 
-    tfInputGraph: Parameter[TFInputGraph, TFInputGraph] = Parameter("TFInputGraph to apply", _graph)
+    tfInputGraph: Parameter[TFInputGraph, TFInputGraph] = Parameter(
+        "TFInputGraph to apply", instance_of(TFInputGraph, "a TFInputGraph", named=type_name)
+    )
     setTfInputGraph, getTfInputGraph = required(tfInputGraph)
 
     inputMapping: Parameter[Mapping[str, str], dict[str, str]] = Parameter("column -> input", _names)
@@ -153,9 +153,9 @@ class TFTransformer(Transformer, CheckedParams, Saved):
         return facts, {_GRAPH: frozen.graph}
 
     @classmethod
-    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
+    def _revived(cls, facts: Facts, folder: Folder) -> Self:
         inputs, outputs = facts["mappings"]
-        graph = TFInputGraph(FrozenGraph.revived(folder.read(_GRAPH), facts))
+        graph = TFInputGraph(FrozenGraph.revived(folder.read(_GRAPH), cast(GraphFacts, facts)))
         return cls(tfInputGraph=graph, inputMapping=inputs, outputMapping=outputs)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
@@ -190,6 +190,6 @@ def _name(ports: Mapping[str, Port], given: str) -> str:
     raise ConfigError("inputMapping or outputMapping", f"the graph has no {given!r}; it has {there}")
 
 
-def _tensors(graph: Any, names: Sequence[str]) -> dict[str, Any]:
+def _tensors(graph: "Graph", names: Sequence[str]) -> "dict[str, Tensor]":
     whole = [name if ":" in name else f"{name}:0" for name in names]
     return {name: graph.get_tensor_by_name(name) for name in whole}

@@ -1,12 +1,13 @@
-"""Copy of a local folder in a store."""
+"""Local folders whose files a store gets, and copies of them in the store."""
 
 import posixpath
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from farandole.estimators.store import FilesystemStore
 
-__all__ = ["Mirror"]
+__all__ = ["Mirror", "StoredFolder"]
 
 
 class Mirror:
@@ -37,6 +38,27 @@ class Mirror:
     def _files(self) -> dict[str, tuple[int, int]]:
         files = [each for each in self._folder.rglob("*") if each.is_file()]
         return {each.relative_to(self._folder).as_posix(): _mark(each) for each in files}
+
+
+class StoredFolder:
+    """The local folder `path` for the files at `target` in a store: that folder itself, or a copy of a remote one.
+
+    The copy is a new, empty folder. `close` removes it."""
+
+    def __init__(self, store: FilesystemStore, target: str) -> None:
+        self._copy = None if store.is_local else tempfile.TemporaryDirectory(prefix="farandole-store-")
+        self.path = Path(target if self._copy is None else self._copy.name)
+        self.mirror = None if self._copy is None else Mirror(self.path, store, target)
+
+    def push(self, *, last: str = "") -> None:
+        """Update the files in a remote store; see `Mirror.update`."""
+        if self.mirror is not None:
+            self.mirror.update(last=last)
+
+    def close(self) -> None:
+        """Remove the copy, if there is one."""
+        if self._copy is not None:
+            self._copy.cleanup()
 
 
 def _mark(path: Path) -> tuple[int, int]:

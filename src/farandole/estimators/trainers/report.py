@@ -1,15 +1,13 @@
 """Report of an epoch: means over all rows, speed, and rank 0's TensorBoard curves."""
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeAlias
 
 from farandole.estimators.history import epoch_points
 from farandole.estimators.store import FilesystemStore
-from farandole.estimators.trainers.mirror import Mirror
+from farandole.estimators.trainers.mirror import StoredFolder
 from farandole.event_file import EventFile
 
 Record: TypeAlias = dict[str, float]  # the values of one epoch: "epoch", "loss", "val_loss", "seconds", ...
@@ -55,10 +53,8 @@ class Curves:
     """Rank 0's TensorBoard file, in the store; a remote store gets a copy after each epoch."""
 
     def __init__(self, store: FilesystemStore, run_id: str) -> None:
-        folder = store.get_logs_path(run_id)
-        self._here = None if store.is_local else tempfile.TemporaryDirectory(prefix="farandole-events-")
-        self._mirror = None if self._here is None else Mirror(Path(self._here.name), store, folder)
-        self._events = EventFile(Path(self._here.name if self._here else folder))
+        self._folder = StoredFolder(store, store.get_logs_path(run_id))
+        self._events = EventFile(self._folder.path)
 
     def add_step(self, loss: float, step: int) -> None:
         """Add the loss of one of rank 0's batches."""
@@ -72,11 +68,9 @@ class Curves:
         """Add an epoch's values; flush the file, and copy it to a remote store."""
         self._events.scalars(epoch_points(record), step)
         self._events.flush()
-        if self._mirror is not None:
-            self._mirror.update()
+        self._folder.push()
 
     def close(self) -> None:
         """Close the file; a remote store keeps the copy from the last finished epoch."""
         self._events.close()
-        if self._here is not None:
-            self._here.cleanup()
+        self._folder.close()

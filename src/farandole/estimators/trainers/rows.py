@@ -64,6 +64,19 @@ class Rows:
     kinds: Mapping[str, str]  # column -> "float32[64]", for the log
     nans: Mapping[str, int]  # column -> rows of all ranks that hold NaN; columns without any are left out
 
+    @property
+    def held(self) -> int:
+        """How many rows of all ranks validate."""
+        return 0 if self.validate is None else self.validate.plan.total
+
+    def nan_warnings(self) -> list[str]:
+        """Return a warning for each column that holds NaN."""
+        total = self.train.plan.total + self.held
+        return [
+            f"warning: column {name!r}: {count} of {total} rows hold NaN; fill them or drop these rows first"
+            for name, count in self.nans.items()
+        ]
+
 
 def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: Gather) -> Rows:
     """Open this rank's file; agree with the other ranks, by calls of `gather`, on columns and on the plan of an epoch.

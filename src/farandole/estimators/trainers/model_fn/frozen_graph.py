@@ -1,20 +1,23 @@
 """TensorFlow graph without variables: the form in which a trained model function is sent, saved and applied."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
 from farandole.errors import ConfigError
 
-__all__ = ["FrozenGraph", "Port", "freeze", "freeze_saved_model", "freeze_signature", "port_of"]
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from tensorflow.compat.v1 import GraphDef, MetaGraphDef, Session, TensorShapeProto
+
+__all__ = ["FrozenGraph", "GraphFacts", "Port", "freeze", "freeze_saved_model", "freeze_signature", "port_of"]
 
 _WRITABLE_TABLES = frozenset({"HashTableV2", "MutableHashTableV2", "MutableHashTableOfTensorsV2"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Port:
-    """An input or output tensor of a graph."""
+class Port(NamedTuple):
+    """An input or output tensor of a graph; JSON holds it as a list."""
 
     tensor: str  # such as "dense/BiasAdd:0"
     dtype: str  # as NumPy names it, or "string"
@@ -26,6 +29,14 @@ class Port:
         return self.shape is not None and math.prod(self.shape) == 1
 
 
+class GraphFacts(TypedDict):
+    """What JSON holds of a `FrozenGraph`."""
+
+    inputs: Mapping[str, Port]
+    outputs: Mapping[str, Port]
+    fills: NotRequired[Sequence[str]]  # graphs of earlier versions have none
+
+
 @dataclass(frozen=True, kw_only=True)
 class FrozenGraph:
     """A serialized GraphDef whose variables are constants, with its input and output tensors."""
@@ -35,30 +46,23 @@ class FrozenGraph:
     outputs: Mapping[str, Port]
     fills: tuple[str, ...] = ()  # operations that fill the graph's lookup tables; they run once
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> GraphFacts:
         """Return everything but the graph, as values that JSON can hold."""
-        ports = {"inputs": self.inputs, "outputs": self.outputs}
-        description: dict[str, Any] = {
-            kind: {name: [each.tensor, each.dtype, each.shape] for name, each in given.items()}
-            for kind, given in ports.items()
-        }
-        return {**description, "fills": list(self.fills)}
+        return {"inputs": self.inputs, "outputs": self.outputs, "fills": self.fills}
 
     @classmethod
-    def revived(cls, graph: bytes, facts: Mapping[str, Any]) -> "FrozenGraph":
-        """Return the graph with the facts that `facts` returned."""
+    def revived(cls, graph: bytes, facts: GraphFacts) -> "FrozenGraph":
+        """Return the graph with the facts that `facts` returned, or that JSON has made of them."""
 
-        def ports(given: Mapping[str, Any]) -> dict[str, Port]:
-            return {
-                name: Port(tensor=tensor, dtype=dtype, shape=None if shape is None else tuple(shape))
-                for name, (tensor, dtype, shape) in given.items()
-            }
+        def ports(given: Mapping[str, Port]) -> dict[str, Port]:
+            listed = given.items()  # with a list in place of each tuple
+            return {name: Port(*each[:2], None if each[2] is None else tuple(each[2])) for name, each in listed}
 
-        fills = tuple(facts.get("fills", ()))
-        return cls(graph=graph, inputs=ports(facts["inputs"]), outputs=ports(facts["outputs"]), fills=fills)
+        inputs, outputs = ports(facts["inputs"]), ports(facts["outputs"])
+        return cls(graph=graph, inputs=inputs, outputs=outputs, fills=tuple(facts.get("fills", ())))
 
 
-def freeze(session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> FrozenGraph:
+def freeze(session: "Session", inputs: "Mapping[str, tf.Tensor]", outputs: "Mapping[str, tf.Tensor]") -> FrozenGraph:
     """Return the part of a session's graph between tensors, with the values of variables and tables as constants.
 
     Leaves out inputs that no output depends on. Raises `ConfigError` for tables that are not initialized, or of a kind
@@ -78,7 +82,7 @@ def freeze(session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) 
     )
 
 
-def _with_tables(session: Any, definition: Any) -> tuple[Any, tuple[str, ...]]:
+def _with_tables(session: "Session", definition: "GraphDef") -> "tuple[GraphDef, tuple[str, ...]]":
     """Add the content of a session's lookup tables to a GraphDef; return it and the operations that fill them."""
     import tensorflow as tf
 
@@ -108,7 +112,7 @@ def _with_tables(session: Any, definition: Any) -> tuple[Any, tuple[str, ...]]:
         return graph.as_graph_def(add_shapes=True), tuple(fills)
 
 
-def freeze_signature(session: Any, meta: Any, name: str) -> FrozenGraph:
+def freeze_signature(session: "Session", meta: "MetaGraphDef", name: str) -> FrozenGraph:
     """Return the graph of the signature `name` of a MetaGraphDef, whose variables the session holds.
 
     Raises `ConfigError` if there is no such signature."""
@@ -121,7 +125,7 @@ def freeze_signature(session: Any, meta: Any, name: str) -> FrozenGraph:
     frozen = freeze(session, inputs, outputs)
     # Newer SavedModels consist of function calls, which have no shapes; their signature has the shapes.
     ports = {
-        key: replace(port, shape=_row_shape(chosen.outputs[key].tensor_shape)) if port.shape is None else port
+        key: port._replace(shape=_row_shape(chosen.outputs[key].tensor_shape)) if port.shape is None else port
         for key, port in frozen.outputs.items()
     }
     return replace(frozen, outputs=ports)
@@ -136,13 +140,13 @@ def freeze_saved_model(folder: str, tags: str, signature: str) -> FrozenGraph:
         return freeze_signature(session, meta, signature)
 
 
-def _row_shape(shape: Any) -> tuple[int, ...] | None:
+def _row_shape(shape: "TensorShapeProto") -> tuple[int, ...] | None:
     sizes = [each.size for each in shape.dim]
     known = not shape.unknown_rank and sizes and min(sizes[1:], default=0) >= 0
     return tuple(sizes[1:]) if known else None
 
 
-def port_of(tensor: Any) -> Port:
+def port_of(tensor: "tf.Tensor") -> Port:
     """Describe a tensor whose first dimension is the batch."""
     shape = tensor.shape
     known = shape.rank is not None and shape.rank > 0 and shape[1:].is_fully_defined()

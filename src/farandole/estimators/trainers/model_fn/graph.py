@@ -2,38 +2,43 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 import farandole.tensorflow as hvd
 from farandole.core.operations.objects import allgather_object
+from farandole.data import Number
 from farandole.errors import ConfigError
 from farandole.estimators.trainers.keras.model import DumpedModel
 from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph, freeze
-from farandole.estimators.trainers.model_fn.job import Batch, Batches, ModelFnJob, Table
-from farandole.estimators.trainers.model_fn.writers import Writers
+from farandole.estimators.trainers.model_fn.job import Batch, Batches, ModelFnJob, Program, Table
 from farandole.tensorflow.estimator import EstimatorSpec, ModeKeys, RunConfig
 from farandole.tensorflow.estimator.spec import SERVING
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.function_pb2 import FunctionDef
 
 __all__ = ["Built", "GraphProgram", "call", "config_of"]
 
 v1 = tf.compat.v1
 
 
-class GraphProgram:
-    """A model function that returns an `EstimatorSpec`; a `Program`.
+class GraphProgram(Program):
+    """A model function that returns an `EstimatorSpec`.
 
     All ranks start with rank 0's variables. Evaluation and export use the variables of the last checkpoint.
     """
 
     def __init__(self, job: ModelFnJob, table: Table, folder: Path | None, training: "Built") -> None:
         """Start a session of the graph `training` from the last checkpoint in `folder`, which only rank 0 has."""
-        self._job, self._table, self._writers = job, table, Writers(folder)
+        super().__init__(folder)
+        self._job, self._table = job, table
         last = None if folder is None else tf.train.latest_checkpoint(str(folder))
         # Built before the training, so that a function that cannot be exported fails now and not after hours.
         self._predict = None if folder is None else Built(job, table, ModeKeys.PREDICT)
@@ -96,7 +101,7 @@ class GraphProgram:
             meta.signature_def[name].CopyFrom(signature)
         Path(f"{written}.meta").write_bytes(meta.SerializeToString())
 
-    def evaluate(self, folder: Path | None, batches: Batches) -> dict[str, Any]:
+    def evaluate(self, folder: Path | None, batches: Batches) -> dict[str, object]:
         """Evaluate in a new graph. Metric variables are sums over rows, so summing them over ranks is exact."""
         built = Built(self._job, self._table, ModeKeys.EVAL)
         spec, losses, rows = built.spec, 0.0, 0
@@ -122,13 +127,9 @@ class GraphProgram:
                 each_rank = allgather_object((losses, rows, raw.run(local)))
                 sums = [np.sum(values, axis=0) for values in zip(*(each[2] for each in each_rank), strict=True)]
                 raw.run(load, dict(zip(fed, sums, strict=True)))
-                metrics: dict[str, Any] = raw.run(values)
+                metrics: dict[str, object] = raw.run(values)
         total = sum(each[1] for each in each_rank)
         return {"loss": sum(each[0] for each in each_rank) / total, **metrics}
-
-    def log(self, folder: str, values: Mapping[str, float]) -> None:
-        """Add a point at the current step to each curve."""
-        self._writers.add(folder, values, self._step)
 
     def export(self, folder: Path, to: Path) -> FrozenGraph:
         """Write the SavedModel; return the graph of the serving signature without variables."""
@@ -151,21 +152,20 @@ class GraphProgram:
             builder.save()
             return freeze(session, predict.features, predict.spec.export_outputs[SERVING].outputs)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
             with self._graph.as_default():
                 self._session.__exit__(kind, error, at)
         finally:
-            self._writers.close()
+            super().__exit__(kind, error, at)
 
     @property
-    def _raw(self) -> Any:
+    def _raw(self) -> tf.compat.v1.Session:
         return self._session.raw_session()
 
-    def _fed(self, features: Mapping[str, Any], labels: Any, batch: Batch) -> dict[Any, Any]:
+    def _fed(
+        self, features: Mapping[str, tf.Tensor], labels: tf.Tensor, batch: Batch
+    ) -> dict[tf.Tensor, NDArray[Number]]:
         return {**{features[name]: values for name, values in batch[0].items()}, labels: batch[1]}
 
 
@@ -223,8 +223,13 @@ def config_of(job: ModelFnJob) -> RunConfig:
 
 
 def call(
-    model_fn: Callable[..., Any], features: Any, labels: Any, mode: str, params: dict[str, Any], config: RunConfig
-) -> Any:
+    model_fn: Callable[..., object],
+    features: Mapping[str, object],
+    labels: object,
+    mode: str,
+    params: dict[str, object],
+    config: RunConfig,
+) -> object:
     """Call a model function with the arguments that it takes; raises `ConfigError` if it needs others."""
     given = {"features": features, "labels": labels, "mode": mode, "params": params, "config": config}
     taken = inspect.signature(model_fn).parameters
@@ -236,18 +241,18 @@ def call(
     return model_fn(**{name: value for name, value in given.items() if name in taken})
 
 
-def _placeholder(name: str, dtype: str, width: int | None) -> Any:
+def _placeholder(name: str, dtype: str, width: int | None) -> tf.Tensor:
     known = re.fullmatch(r"[A-Za-z0-9.][A-Za-z0-9_.\\/-]*", name)  # TensorFlow refuses other names
     return v1.placeholder(dtype, [None] if width is None else [None, width], name=name if known else None)
 
 
-def _saver(config: RunConfig) -> Any:
+def _saver(config: RunConfig) -> tf.compat.v1.train.Saver:
     return v1.train.Saver(
         max_to_keep=config.keep_checkpoint_max, sharded=False, allow_empty=True, save_relative_paths=True
     )
 
 
-def _session_config() -> Any:
+def _session_config() -> tf.compat.v1.ConfigProto:
     config = v1.ConfigProto()
     config.gpu_options.allow_growth = True
     return config
@@ -265,11 +270,12 @@ def _require_exchange(training: Built) -> None:
         )
 
 
-def _nodes_of(part: Any) -> Any:
-    return part.node if hasattr(part, "node") else part.node_def
+def _nodes_of(part: "tf.compat.v1.GraphDef | FunctionDef") -> "Iterable[tf.compat.v1.NodeDef]":
+    nodes: Iterable[tf.compat.v1.NodeDef] = part.node if hasattr(part, "node") else part.node_def
+    return nodes
 
 
-def _require_sums(variables: list[Any]) -> None:
+def _require_sums(variables: list[tf.Variable]) -> None:
     means = [each.op.name for each in variables if each.op.name.rpartition("/")[2].startswith("comoment")]
     if means:
         raise ConfigError(

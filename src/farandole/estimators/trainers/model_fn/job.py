@@ -1,11 +1,15 @@
-"""Settings of a `HorovodEstimator`'s run, and the interface between its loop and the kinds of models."""
+"""Settings of a `HorovodEstimator`'s run, and the base class of the kinds of models that its loop trains."""
 
+import os
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from farandole.data import Number
@@ -14,7 +18,10 @@ from farandole.estimators.trainers.keras.model import DumpedModel
 from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph
 from farandole.estimators.trainers.rows import RowsWanted
 
-__all__ = ["Batch", "Batches", "ModelFnJob", "Program", "Table"]
+if TYPE_CHECKING:
+    from tensorflow.compat.v1.summary import FileWriter
+
+__all__ = ["Batch", "Batches", "ModelFnJob", "Program", "Table", "Writers"]
 
 Batch: TypeAlias = tuple[dict[str, NDArray[Number]], NDArray[Number]]  # features by name, and labels
 Batches: TypeAlias = Iterable[Batch]
@@ -24,8 +31,8 @@ Batches: TypeAlias = Iterable[Batch]
 class ModelFnJob:
     """The settings of a run; the same on every rank."""
 
-    model_fn: Callable[..., Any] | DumpedModel
-    params: Mapping[str, Any]
+    model_fn: Callable[..., object] | DumpedModel
+    params: Mapping[str, object]
     features: Mapping[str, str]  # column -> key in `features`
     label_col: str
     rows: RowsWanted
@@ -46,34 +53,75 @@ class Table:
     label: tuple[str, int | None]
 
 
-class Program(Protocol):
-    """A model on one rank. Creation, steps and evaluations are collectives."""
+class Program(ABC):
+    """A model on one rank; a context. Creation, steps and evaluations are collectives."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._writers = Writers(folder)
 
     @property
+    @abstractmethod
     def step(self) -> int:
         """Finished steps, counted over all runs in the folder."""
 
     @property
+    @abstractmethod
     def stops(self) -> bool:
-        """Return True once a hook of this rank has requested the end of the training."""
+        """Return True once a hook or callback of this rank has requested the end of the training."""
 
+    @abstractmethod
     def train(self, batch: Batch) -> float:
         """Take one step; return the loss of this rank's batch."""
 
+    @abstractmethod
     def save(self, folder: Path) -> None:
         """Write a checkpoint; called on rank 0."""
 
-    def evaluate(self, folder: Path | None, batches: Batches) -> dict[str, Any]:
+    @abstractmethod
+    def evaluate(self, folder: Path | None, batches: Batches) -> dict[str, object]:
         """Return the metrics of the last checkpoint over the batches of all ranks; rank 0 has the folder."""
 
     def log(self, folder: str, values: Mapping[str, float]) -> None:
         """Add a point to each curve of `folder`, "" for the training's own; called on rank 0."""
+        self._writers.add(folder, values, self.step)
 
+    @abstractmethod
     def export(self, folder: Path, to: Path) -> FrozenGraph:
         """Write the last checkpoint as a SavedModel into the new folder `to`; called on rank 0."""
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End hooks, unless the training has failed, and close the writers."""
+        """Close the writers. A subclass ends hooks before, unless the training has failed."""
+        self._writers.close()
+
+
+class Writers:
+    """One event file per subfolder of a run's folder, created at its first use and closed by `close`."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._files: dict[str, FileWriter] = {}
+
+    def of(self, name: str) -> "FileWriter":
+        """Return the `FileWriter` of the subfolder `name`; "" is the run's own folder."""
+        assert self._folder is not None, "only rank 0 writes"
+        if name not in self._files:
+            with tf.Graph().as_default():  # a FileWriter cannot be created in eager mode
+                # TensorFlow's own names are unique per second only, and a writer truncates a file of the same name.
+                suffix = f".{os.getpid()}.{time.time_ns()}"
+                self._files[name] = tf.compat.v1.summary.FileWriter(str(self._folder / name), filename_suffix=suffix)
+        return self._files[name]
+
+    def add(self, name: str, values: Mapping[str, float], step: int) -> None:
+        """Add a point to each curve, and flush the file."""
+        summary = tf.compat.v1.Summary
+        points = [summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self.of(name).add_summary(summary(value=points), step)
+        self.of(name).flush()
+
+    def close(self) -> None:
+        """Close the files and end their threads."""
+        for each in self._files.values():
+            each.close()

@@ -2,39 +2,39 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 import farandole.keras as hvd_keras
 import farandole.tensorflow as hvd
 from farandole.core.operations.objects import allgather_object
+from farandole.data import Number
 from farandole.errors import ConfigError
 from farandole.estimators.trainers.keras.model import Inputs, outputs_of
 from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph, freeze_saved_model
-from farandole.estimators.trainers.model_fn.job import Batch, Batches, ModelFnJob, Table
-from farandole.estimators.trainers.model_fn.writers import Writers
+from farandole.estimators.trainers.model_fn.job import Batch, Batches, ModelFnJob, Program, Table
 from farandole.keras.front import Front
 
 __all__ = ["KerasProgram"]
 
 
-class KerasProgram:
-    """A compiled Keras model; a `Program`.
+class KerasProgram(Program):
+    """A compiled Keras model.
 
     The optimizer is made distributed unless the user has done so. Its learning rate is the user's, in resumed runs too.
     """
 
-    def __init__(self, job: ModelFnJob, table: Table, folder: Path | None, model: Any) -> None:
+    def __init__(self, job: ModelFnJob, table: Table, folder: Path | None, model: keras.Model) -> None:
         """Load the last checkpoint in `folder`, which only rank 0 has, and broadcast it. A collective."""
         if keras.config.backend() != "tensorflow":
             raise ConfigError("modelFn", f"gives a Keras model of the {keras.config.backend()} backend; use tensorflow")
         if getattr(model, "optimizer", None) is None or not model.compiled:
             raise ConfigError("modelFn", "gives a Keras model that is not compiled")
-        self._model, self._writers = model, Writers(folder)
+        super().__init__(folder)
+        self._model = model
         self._inputs = _inputs(model, job, table)
         model(self._inputs.arrays(_zeros(table)))  # builds a subclassed model
         is_distributed: bool = isinstance(model.optimizer, Front)
@@ -45,7 +45,7 @@ class KerasProgram:
         keras.utils.set_random_seed(job.seed + hvd.rank())
         self._count = tf.Variable(0, dtype=tf.int64)
         self._table = table
-        self._manager: Any = None
+        self._manager: tf.train.CheckpointManager | None = None
         if folder is not None:
             held = tf.train.Checkpoint(model=model, optimizer=model.optimizer, global_step=self._count)
             self._manager = tf.train.CheckpointManager(held, str(folder), max_to_keep=5, checkpoint_name="model.ckpt")
@@ -76,9 +76,10 @@ class KerasProgram:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint."""
+        assert self._manager is not None, "only rank 0 saves"
         self._manager.save(checkpoint_number=self.step)
 
-    def evaluate(self, folder: Path | None, batches: Batches) -> dict[str, Any]:
+    def evaluate(self, folder: Path | None, batches: Batches) -> dict[str, object]:
         """Evaluate with rank 0's running statistics. Metric variables are sums over rows, and are summed over ranks."""
         model = self._model
         hvd.broadcast_variables(model.non_trainable_weights, root_rank=0)
@@ -91,16 +92,12 @@ class KerasProgram:
             variable.assign(np.sum(values, axis=0))
         return {name: np.asarray(value) for name, value in model.get_metrics_result().items()}
 
-    def log(self, folder: str, values: Mapping[str, float]) -> None:
-        """Add a point at the current step to each curve."""
-        self._writers.add(folder, values, self.step)
-
     def export(self, folder: Path, to: Path) -> FrozenGraph:
         """Write the SavedModel, whose signature names features and outputs; return its graph without variables."""
         model, inputs = self._model, self._inputs
 
         @tf.function  # type: ignore[untyped-decorator]  # TensorFlow ships no types
-        def serve(**features: Any) -> dict[str, Any]:
+        def serve(**features: tf.Tensor) -> dict[str, tf.Tensor]:
             given = [
                 tf.reshape(
                     tf.cast(features[name], dtype), [-1, *(features[name].shape[1:] if shape is None else shape)]
@@ -126,26 +123,20 @@ class KerasProgram:
         tf.saved_model.save(module, str(to), signatures={"serving_default": serve.get_concrete_function(**signature)})
         return freeze_saved_model(str(to), "serve", "serving_default")
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._writers.close()
-
-
-def _inputs(model: Any, job: ModelFnJob, table: Table) -> Inputs:
+def _inputs(model: keras.Model, job: ModelFnJob, table: Table) -> Inputs:
     """Assign features to the model's inputs by name, or in the order of `featureMapping` if the names differ."""
     keys = list(table.features)
     named = getattr(model, "input_names", None)
     return Inputs.of(model, named if named is not None and set(named) == set(keys) else keys)
 
 
-def _zeros(table: Table) -> dict[str, Any]:
+def _zeros(table: Table) -> dict[str, NDArray[Number]]:
     return {
         name: np.zeros([1] if width is None else [1, width], dtype) for name, (dtype, width) in table.features.items()
     }
 
 
-def _rate(optimizer: Any) -> float | None:
+def _rate(optimizer: keras.optimizers.Optimizer) -> float | None:
     rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
     return float(rate) if isinstance(rate, keras.Variable) else None

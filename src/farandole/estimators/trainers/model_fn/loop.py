@@ -4,6 +4,7 @@ import math
 import shutil
 import time
 from pathlib import Path
+from typing import SupportsFloat, TypeGuard
 
 from farandole.core.operations.objects import allgather_object
 from farandole.core.public import init, rank, shutdown, size
@@ -61,13 +62,10 @@ class _Loop:
         self._job, self._rows, self._program, self._folder = job, rows, program, folder
         self._saved_at = time.monotonic()
         self._diverged = False  # a loss was not finite
-        train, held = rows.train.plan.total, 0 if rows.validate is None else rows.validate.plan.total
+        train, held = rows.train.plan.total, rows.held
         kinds = ", ".join(f"{name} {kind}" for name, kind in rows.kinds.items())
         self._report(f"{train} rows train, {held} validate, on {size()} ranks: {kinds}; {program.step} steps are made")
-        for name, count in rows.nans.items():
-            warning = (
-                f"warning: column {name!r}: {count} of {train + held} rows hold NaN; fill them or drop these rows first"
-            )
+        for warning in rows.nan_warnings():
             self._report(warning, always=True)
 
     def run(self) -> None:
@@ -108,7 +106,7 @@ class _Loop:
                 program.log("eval", numbers)
             text += "; validation: " + ", ".join(f"{name} {value:.4f}" for name, value in numbers.items())
         if self._folder is not None:
-            self._folder.push()
+            self._folder.push(last="checkpoint")  # the list of checkpoints
             send("epoch", {"step": program.step})  # counts as progress, see `Attempts.progress`
         self._report(text)
         self._saved_at = time.monotonic()
@@ -138,11 +136,11 @@ def _export(program: Program, folder: ModelFolder) -> FrozenGraph:
     frozen = program.export(folder.path, unfinished)
     shutil.rmtree(to, ignore_errors=True)
     unfinished.rename(to)
-    folder.push()
+    folder.push(last="checkpoint")
     return frozen
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[SupportsFloat]:
     shape = getattr(value, "shape", ())
     kind = getattr(getattr(value, "dtype", None), "kind", "f")
     return math.prod(shape) == 1 and kind in "fiub"
