@@ -34,14 +34,14 @@ def job_of(model: Any, columns: dict[str, Any], **changes: Any) -> KerasJob:
     plan: dict[str, Any] = {
         "run_id": "here", "store": None, "rows": replace(wanted, **rows), "label_cols": ("y",), "epochs": 2,
         "train_steps": None, "validation_steps": None, "start": Checkpoint(seed=1), "verbose": 0,
+        "weight_col": None, "label_shapes": None, "passes": 1, "data_module": None,
     }  # fmt: skip
     plan |= {name: changes.pop(name) for name in list(changes) if name in plan}
     features = tuple(name for name in columns if name not in (*plan["label_cols"], "w"))
     settings: dict[str, Any] = {
         "plan": RunPlan(**plan), "model": dump_model(model), "optimizer": dump_object(keras.optimizers.SGD(RATE)),
         "optimizer_state": [], "loss": "mean_squared_error", "loss_weights": None, "metrics": [], "callbacks": [],
-        "checkpoint_callback": None, "inputs": Inputs.of(model, features), "weight_col": None, "label_shapes": None,
-        "compression": None, "passes": 1,
+        "checkpoint_callback": None, "inputs": Inputs.of(model, features),
     }  # fmt: skip
     return KerasJob(**(settings | changes))
 

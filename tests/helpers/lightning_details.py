@@ -20,7 +20,9 @@ def check_a_backward_pass_after_the_training_is_a_ranks_own(rank: int, size: int
     if rank == 0:
         trainer.module.zero_grad()
         trainer.module(torch.ones(1, 2)).sum().backward()
-        assert all(each.grad.isfinite().all() for each in trainer.module.parameters())  # and no wait for other ranks
+        assert all(
+            each.grad is not None and each.grad.isfinite().all() for each in trainer.module.parameters()
+        )  # and no wait for other ranks
 
 
 class Late(Net):

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as lightning
 import numpy as np
@@ -20,10 +20,10 @@ from farandole.estimators.store import Store
 from farandole.estimators.trainers.checkpoint import Checkpoint
 from farandole.estimators.trainers.lightning.data import Tensors
 from farandole.estimators.trainers.lightning.files import loaded, weights_of
-from farandole.estimators.trainers.lightning.plain import Losses
 from farandole.estimators.trainers.lightning.training import LightningJob, LightningTrainer
 from farandole.estimators.trainers.rows import RowsWanted
 from farandole.estimators.trainers.run import Run, RunPlan
+from farandole.estimators.trainers.torch.losses import Losses
 from farandole.estimators.trainers.torch.tensors import Inputs
 from helpers.estimator_rows import mine, points, shard_of
 
@@ -100,17 +100,16 @@ def job_of(model: Any, columns: dict[str, Any], **changes: Any) -> LightningJob:
         "run_id": "here", "store": None, "rows": replace(wanted, **rows), "label_cols": ("y",), "epochs": 2,
         "train_steps": None, "validation_steps": None, "start": Checkpoint(seed=1), "verbose": 0,
     }  # fmt: skip
+    plan |= {"weight_col": "w" if "w" in columns else None, "passes": 1, "compression": None, "data_module": None}
     plan |= {name: changes.pop(name) for name in list(changes) if name in plan}
-    weight_col = "w" if "w" in columns else None
     tensors = Tensors(
         inputs=Inputs(columns=("x",), shapes=None, dtype=torch.float32),
-        label_cols=plan["label_cols"], label_shapes=None, weight_col=weight_col,
+        label_cols=plan["label_cols"], label_shapes=None, weight_col=plan["weight_col"],
     )  # fmt: skip
     settings: dict[str, Any] = {
         "plan": RunPlan(**plan), "package": "lightning.pytorch", "model": model, "losses": None, "tensors": tensors,
         "callbacks": (), "logger": None, "profiler": None, "log_every_n_steps": 50, "trainer_args": {},
-        "data_module": None, "queues": (None, None), "debug_data_loader": False, "terminate_on_nan": False,
-        "compression": None, "passes": 1,
+        "queues": (None, None), "debug_data_loader": False, "terminate_on_nan": False,
     }  # fmt: skip
     return LightningJob(**(settings | changes))
 
@@ -208,7 +207,7 @@ def check_resumed_runs_equal_uninterrupted_ones(rank: int, size: int, folder: Pa
     _, straight, (stopper, worst) = fit("straight", 4)
     for epochs in (1, 3, 4):
         run, resumed, (again, _) = fit("resumed", epochs)
-    one, other = (loaded(each._whole)["lightning"] if rank == 0 else {} for each in (straight, resumed))
+    one, other = (cast(Any, loaded(each._whole)["lightning"] if rank == 0 else {}) for each in (straight, resumed))
     for name, value in one.get("state_dict", {}).items():
         assert torch.equal(value, other["state_dict"][name]), name
     assert one.get("lr_schedulers") == other.get("lr_schedulers")

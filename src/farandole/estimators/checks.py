@@ -1,7 +1,7 @@
 """Checks of estimators' parameters. Each returns the value in its final type, or raises `Refused`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from pyspark.resource import ResourceProfile
@@ -11,6 +11,8 @@ from farandole.estimators.data_module import DataModule
 from farandole.estimators.history import EpochLogger
 from farandole.estimators.store import FilesystemStore
 
+T = TypeVar("T")
+
 
 class Refused(Exception):
     """A value is wrong, for the reason in the text. The parameter raises it as a `ConfigError`, with its name."""
@@ -19,6 +21,28 @@ class Refused(Exception):
 def anything(value: object) -> object:
     """Accept any value."""
     return value
+
+
+def instance_of(kind: type[T], expected: str, *, named: Callable[[object], str] = repr) -> Callable[[object], T]:
+    """Return a check for objects of `kind`, which are `expected`; errors show other values as `named` does."""
+
+    def check(value: object) -> T:
+        if not isinstance(value, kind):
+            raise Refused(f"must be {expected}, got {named(value)}")
+        return value
+
+    return check
+
+
+def type_name(value: object) -> str:
+    """Return the name of the value's class."""
+    return type(value).__name__
+
+
+flag = instance_of(bool, "True or False")
+text = instance_of(str, "a text")
+profile = instance_of(ResourceProfile, "what ResourceProfileBuilder().build gives")
+store = instance_of(FilesystemStore, "what Store.create(...) returns")
 
 
 def at_least(least: int) -> Callable[[object], int]:
@@ -38,20 +62,6 @@ def names_of_columns(value: object) -> list[str]:
     if not names or not all(isinstance(each, str) for each in names):
         raise Refused(f"must be a list of column names, got {value!r}")
     return names
-
-
-def flag(value: object) -> bool:
-    """Check True and False."""
-    if not isinstance(value, bool):
-        raise Refused(f"must be True or False, got {value!r}")
-    return value
-
-
-def text(value: object) -> str:
-    """Check a string."""
-    if not isinstance(value, str):
-        raise Refused(f"must be a text, got {value!r}")
-    return value
 
 
 def data_module(value: object) -> Callable[..., object]:
@@ -94,12 +104,12 @@ def functions(arguments: str) -> Callable[[object], list[Callable[..., Any]]]:
     return check
 
 
-def function(arguments: str) -> Callable[[object], Callable[..., object]]:
-    """Return a check for a function of `arguments`."""
+def function(expected: str) -> Callable[[object], Callable[..., object]]:
+    """Return a check for objects that can be called, which are `expected`."""
 
     def check(value: object) -> Callable[..., object]:
         if not callable(value):
-            raise Refused(f"must be a function of {arguments}, got {value!r}")
+            raise Refused(f"must be {expected}, got {value!r}")
         return value
 
     return check
@@ -154,13 +164,6 @@ def backend(value: object) -> Backend:
     return cast(Backend, value)
 
 
-def profile(value: object) -> ResourceProfile:
-    """Check a resource profile."""
-    if not isinstance(value, ResourceProfile):
-        raise Refused(f"must be what ResourceProfileBuilder().build gives, got {value!r}")
-    return value
-
-
 def validation(value: object) -> float | str:
     """Check a fraction, which becomes a float, or the name of a column."""
     if isinstance(value, str):
@@ -168,13 +171,6 @@ def validation(value: object) -> float | str:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
         return float(value)
     raise Refused(f"must be a fraction in [0, 1) or the name of a column, got {value!r}")
-
-
-def store(value: object) -> FilesystemStore:
-    """Check a store."""
-    if not isinstance(value, FilesystemStore):
-        raise Refused(f"must be what Store.create(...) returns, got {value!r}")
-    return value
 
 
 def verbose(value: object) -> int:

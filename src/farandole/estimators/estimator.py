@@ -5,10 +5,10 @@ import os
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar
 
 from pyspark.ml import Estimator
 from pyspark.ml.param import Param
@@ -21,7 +21,7 @@ from farandole.estimators.feed import Feed, plan_feed, plan_transformed_feed, qu
 from farandole.estimators.folders import Folder, overwrite
 from farandole.estimators.history import EpochLog
 from farandole.estimators.params import EstimatorParams
-from farandole.estimators.persistence import PARAMETERS, Saved, dumped_parameters, loaded_parameters
+from farandole.estimators.persistence import PARAMETERS, Facts, Saved, dumped_parameters, loaded_parameters
 from farandole.estimators.run_lock import RunLock
 from farandole.estimators.trainers.checkpoint import Checkpoint, last_checkpoint, restoring
 from farandole.estimators.trainers.rows import RowsWanted
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-M = TypeVar("M", bound=DataFrameModel)
+ParamMap: TypeAlias = dict[Param[Any], Any]
+M = TypeVar("M", bound=DataFrameModel[Any])
 
 _NO_TASKS = (
     "is for tasks of Spark; the ranks of a fit without Spark are processes of this machine, and those of a backend of "
@@ -92,12 +93,12 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         return {}, {PARAMETERS: dumped_parameters(self)}
 
     @classmethod
-    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
+    def _revived(cls, facts: Facts, folder: Folder) -> Self:
         estimator = cls()
         estimator._set(**loaded_parameters(folder.read(PARAMETERS)))
         return estimator
 
-    def fit_on_parquet(self, params: dict[Param[Any], Any] | None = None, dataset_idx: int | None = None) -> M:
+    def fit_on_parquet(self, params: ParamMap | None = None, dataset_idx: int | None = None) -> M:
         """Fit to the Parquet files in the store's folders `intermediate_train_data` and `intermediate_val_data`.
 
         `dataset_idx` selects numbered folders, such as `intermediate_train_data.0`. The second folder has the rows for
@@ -125,7 +126,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             planned = replace(plan, rows=rows, files=stored.planned(feed))
             return self._train_rest(planned, saved, spark, None)._trained_on(feed.schema)
 
-    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Mapping[Param[Any], Any]]) -> Iterator[tuple[int, M]]:
+    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[ParamMap]) -> Iterator[tuple[int, M]]:
         """Return an iterator over (index, model) for the maps of parameters, as pyspark.ml does.
 
         Raises `ConfigError` if several fits would share a run id in the store: a fit would resume another one's run."""
@@ -134,7 +135,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         shared = self.getRunId() is not None and not all(self.run_id in given for given in paramMaps)
         if self.getStore() is not None and (shared or len(set(own)) < len(own)):
             raise ConfigError("run_id", "names one run, which each of several fits would resume; leave it out")
-        fits: Iterator[tuple[int, M]] = super().fitMultiple(dataset, paramMaps)  # type: ignore[arg-type]
+        fits: Iterator[tuple[int, M]] = super().fitMultiple(dataset, paramMaps)
         return fits
 
     def _fit(self, dataset: Any) -> M:
@@ -254,7 +255,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             yield replace(plan, owner=owner), saved
 
     def _plan_run(self, feed: Feed, validation: float | str | None, run_id: str) -> tuple[RunPlan, Checkpoint | None]:
-        store, asked_seed = self.getStore(), self.getRandomSeed()
+        store, asked_seed, shapes = self.getStore(), self.getRandomSeed(), self.getLabelShapes()
         saved = None if store is None else last_checkpoint(store, run_id, log.warning)
         seed = secrets.randbits(31) if asked_seed is None else asked_seed
         if saved is not None:
@@ -287,6 +288,11 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             start=Checkpoint(kind=self._kind, epoch=0 if saved is None else saved.epoch, seed=seed),
             verbose=self.getVerbose(),
             use_gpu=self._wanted_gpu(),
+            weight_col=self.getSampleWeightCol(),
+            label_shapes=None if shapes is None else tuple(shapes),
+            compression=self.getGradientCompression(),
+            passes=self.getBackwardPassesPerStep(),
+            data_module=self._batch_maker(),
         )
         return plan, saved
 

@@ -1,7 +1,7 @@
 """Keras on Spark DataFrames: `KerasEstimator(...).fit(df)` returns a `KerasModel`, whose `transform` predicts."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import cloudpickle
@@ -11,8 +11,6 @@ from farandole.extras import importing
 
 with importing("farandole.spark.keras"):
     import keras
-    import pandas as pd
-    from pyspark.sql import DataFrame
 
     from farandole.estimators import checks
     from farandole.estimators.checked_params import Parameter, optional, required, setter
@@ -20,8 +18,8 @@ with importing("farandole.spark.keras"):
     from farandole.estimators.folders import Folder
     from farandole.estimators.history import NO_SCORES
     from farandole.estimators.params import check_together
-    from farandole.estimators.persistence import PARAMETERS, dumped_parameters, loaded_parameters
-    from farandole.estimators.predictions.batches import column_type
+    from farandole.estimators.persistence import PARAMETERS, Facts, dumped_parameters, loaded_parameters
+    from farandole.estimators.predictions.batches import BatchPredictor
     from farandole.estimators.predictions.keras import KerasPredictor
     from farandole.estimators.trainers.checkpoint import Checkpoint
     from farandole.estimators.trainers.keras.model import (
@@ -39,7 +37,8 @@ with importing("farandole.spark.keras"):
     )
     from farandole.estimators.trainers.keras.training import KerasJob, train
     from farandole.estimators.trainers.run import RunPlan
-    from farandole.estimators.transformer import DataFrameModel, first_row
+    from farandole.estimators.transformer import DataFrameModel
+    from farandole.keras.backend import Model, Optimizer
     from farandole.keras.generation import generation_of
 
 __all__ = ["KerasEstimator", "KerasModel"]
@@ -47,7 +46,7 @@ __all__ = ["KerasEstimator", "KerasModel"]
 _FILE, _CUSTOM = "model.keras", "custom_objects.pickle"
 
 
-def _model(value: object) -> Any:
+def _model(value: object) -> Model:
     library = generation_of(value).library
     if not isinstance(value, library.Model):
         raise checks.Refused(f"must be a Model of Keras 3 or tf_keras, got {type(value).__name__}")
@@ -56,27 +55,27 @@ def _model(value: object) -> Any:
     return value
 
 
-def _optimizer(value: object) -> Any:
+def _optimizer(value: object) -> Optimizer | str:
     made = keras.optimizers.get(value) if isinstance(value, str) else value  # raises an error for an unknown name
     if not isinstance(made, generation_of(made).KINDS):
         raise checks.Refused(f"must be an optimizer of Keras or its name, got {type(value).__name__}")
     return value
 
 
-def _callbacks(value: object) -> list[Any]:
+def _callbacks(value: object) -> list[keras.callbacks.Callback]:
     given = checks.objects(value)
     if not all(isinstance(each, generation_of(each).library.callbacks.Callback) for each in given):
         raise checks.Refused(f"must be a list of keras.callbacks.Callback, got {value!r}")
     return given
 
 
-def _checkpoint(value: object) -> Any:
+def _checkpoint(value: object) -> keras.callbacks.ModelCheckpoint:
     if not isinstance(value, generation_of(value).library.callbacks.ModelCheckpoint):
         raise checks.Refused(f"must be a ModelCheckpoint, got {type(value).__name__}")
     return value
 
 
-def _per_output(setting: str, value: object, model: Any) -> list[Any]:
+def _per_output(setting: str, value: object, model: Model) -> list[Any]:
     """Return an argument of `compile` as a list with an item per output, or with one item for all outputs."""
     if not isinstance(value, Mapping):
         return list(value) if isinstance(value, (list, tuple)) else [value]
@@ -109,15 +108,15 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
 
     _kind = "keras"
 
-    model: Parameter[Any, Any] = Parameter("the keras.Model to train", _model)
+    model: Parameter[Model, Model] = Parameter("the keras.Model to train", _model)
     setModel, getModel = required(model)
 
-    optimizer: Parameter[Any, Any] = Parameter(
+    optimizer: Parameter[Optimizer | str, Optimizer | str] = Parameter(
         "Keras optimizer, or its name; default: that of the compiled model", _optimizer
     )
     setOptimizer = setter(optimizer)
 
-    def getOptimizer(self) -> Any:
+    def getOptimizer(self) -> Optimizer | None:
         given = self._value(self.optimizer)
         if isinstance(given, str):
             return generation_of(self._value(self.model)).library.optimizers.get(given)
@@ -148,7 +147,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
     )
     setMetrics, getMetrics = optional(metrics, list)
 
-    callbacks: Parameter[Sequence[object], list[object]] = Parameter(
+    callbacks: Parameter[Sequence[keras.callbacks.Callback], list[keras.callbacks.Callback]] = Parameter(
         "Keras callbacks, which run on every rank", _callbacks
     )
     setCallbacks, getCallbacks = optional(callbacks, list)
@@ -158,7 +157,9 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
     )
     setCustomObjects, getCustomObjects = optional(custom_objects, dict)
 
-    checkpoint_callback: Parameter[Any, Any] = Parameter("ModelCheckpoint that writes into the store", _checkpoint)
+    checkpoint_callback: Parameter[keras.callbacks.ModelCheckpoint, keras.callbacks.ModelCheckpoint] = Parameter(
+        "ModelCheckpoint that writes into the store", _checkpoint
+    )
     setCheckpointCallback, getCheckpointCallback = optional(checkpoint_callback)
 
     backend_env: Parameter[Mapping[str, str], dict[str, str]] = Parameter(
@@ -179,7 +180,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         return facts, {PARAMETERS: dumped_parameters(plain), "keras.pickle": cloudpickle.dumps(keras_own)}
 
     @classmethod
-    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
+    def _revived(cls, facts: Facts, folder: Folder) -> Self:
         choose_backend(facts["backend"])
         estimator = cls()
         estimator._set(**loaded_parameters(folder.read(PARAMETERS)))
@@ -206,8 +207,9 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         Inputs.of(self.getModel(), self.getFeatureCols())
 
     def _task(self, plan: RunPlan) -> Callable[[], bytes | None]:
-        losses, labels, shapes = self.getLoss(), self.getLabelCols(), self.getLabelShapes()
+        losses, labels = self.getLoss(), self.getLabelCols()
         optimizer = self.getOptimizer()
+        assert optimizer is not None  # see `_check`
         used = getattr(optimizer, "built", True) and int(optimizer.iterations) > 0  # legacy ones are never built
         held = optimizer_variables(optimizer, self.getModel().trainable_variables) if used else []
         job = KerasJob(
@@ -221,11 +223,6 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
             callbacks=self.getCallbacks(),
             checkpoint_callback=self.getCheckpointCallback(),
             inputs=Inputs.of(self.getModel(), self.getFeatureCols()),
-            weight_col=self.getSampleWeightCol(),
-            label_shapes=None if shapes is None else tuple(shapes),
-            compression=self.getGradientCompression(),
-            passes=self.getBackwardPassesPerStep(),
-            data_module=self._batch_maker(),
         )
         return functools.partial(train, job)
 
@@ -246,7 +243,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         )
 
 
-class KerasModel(DataFrameModel):
+class KerasModel(DataFrameModel[Model]):
     """A trained model; `transform` adds one column per label, a number or an array for each row.
 
     Made by `KerasEstimator.fit`, or from any `keras.Model`. `outputs` holds the type and the shape of one row of each
@@ -256,27 +253,25 @@ class KerasModel(DataFrameModel):
     def __init__(
         self,
         *,
-        model: Any,
+        model: Model,
         feature_columns: Sequence[str],
         label_columns: Sequence[str],
-        custom_objects: Mapping[str, Any] | None = None,
+        custom_objects: Mapping[str, object] | None = None,
         outputs: Sequence[tuple[str, Sequence[int]]] | None = None,
         history: Sequence[Mapping[str, float]] = (),
         run_id: str = "",
     ) -> None:
-        super().__init__(feature_columns=feature_columns, label_columns=label_columns, history=history, run_id=run_id)
-        self._model, self._custom_objects = KerasEstimator.model.checked(model), dict(custom_objects or {})
-        self._outputs = None if outputs is None else [(dtype, [*shape]) for dtype, shape in outputs]
+        super().__init__(
+            model=model, feature_columns=feature_columns, label_columns=label_columns, outputs=outputs,
+            history=history, run_id=run_id,
+        )  # fmt: skip
+        self._custom_objects = dict(custom_objects or {})
 
-    def getModel(self) -> Any:
-        return self._model
+    @staticmethod
+    def _checked(model: Model) -> Model:
+        return KerasEstimator.model.checked(model)
 
-    def setModel(self, value: Any) -> Self:
-        """Replace the model; the outputs of the new one may have other shapes."""
-        self._model, self._outputs = KerasEstimator.model.checked(value), None
-        return self
-
-    def getCustomObjects(self) -> dict[str, Any]:
+    def getCustomObjects(self) -> dict[str, object]:
         return dict(self._custom_objects)
 
     def getHistory(self) -> dict[str, list[float]]:
@@ -285,36 +280,23 @@ class KerasModel(DataFrameModel):
         return {name: [record[name] for record in self.history if name in record] for name in names}
 
     def _facts(self) -> dict[str, object]:
-        return {"outputs": self._outputs, "backend": keras.config.backend()}
+        return {"backend": keras.config.backend()}
 
-    def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
-        facts, files = super()._contents()
+    def _dumped(self) -> dict[str, bytes]:
         custom = all_custom_objects(self._model, self._custom_objects)
-        return facts, {**files, _CUSTOM: cloudpickle.dumps(custom)}
-
-    def _dumped(self) -> tuple[str, bytes]:
-        return _FILE, model_file(self._model)
+        return {_FILE: model_file(self._model), _CUSTOM: cloudpickle.dumps(custom)}
 
     @classmethod
-    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
+    def _revived(cls, facts: Facts, folder: Folder) -> Self:
         given = dict(facts)
         choose_backend(given.pop("backend"))
         custom = cloudpickle.loads(folder.read(_CUSTOM))
         return cls(model=read_model(folder.read(_FILE), custom), custom_objects=custom, **given)
 
-    @classmethod
-    def _loaded(cls, folder: Folder) -> Any:
-        return read_model(folder.read(_FILE), cloudpickle.loads(folder.read(_CUSTOM)))
-
-    def _predictor(
-        self, names: Sequence[str], dataset: DataFrame
-    ) -> tuple[Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]], list[str]]:
-        predictor = KerasPredictor(
+    def _predictor(self, names: Sequence[str]) -> BatchPredictor:
+        return KerasPredictor(
             model=dump_model(self._model, self._custom_objects),
             backend=keras.config.backend(),
             inputs=Inputs.of(self._model, self.getFeatureColumns()),
             names=tuple(names),
         )
-        if self._outputs is None:
-            self._outputs = predictor.outputs(first_row(dataset, self.getFeatureColumns()))
-        return predictor, [column_type(dtype, shape) for dtype, shape in self._outputs]

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from farandole.errors import ConfigError
 from farandole.extras import importing
@@ -23,11 +23,13 @@ with importing("farandole.spark.lightning"):
     from farandole.estimators.trainers.checkpoint import Checkpoint
     from farandole.estimators.trainers.lightning.data import Tensors
     from farandole.estimators.trainers.lightning.files import weights_of
-    from farandole.estimators.trainers.lightning.plain import Losses
     from farandole.estimators.trainers.lightning.training import LightningJob, train
     from farandole.estimators.trainers.run import RunPlan
     from farandole.estimators.trainers.torch.tensors import dtype_of
     from farandole.lightning.packages import PACKAGES, package_of
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
 
 __all__ = ["LightningEstimator", "LightningModel"]
 
@@ -90,55 +92,43 @@ class LightningEstimator(LightningParams, TorchEstimator):
         check_trainer_args(self._package, self.getTrainerArgs() or {})
 
     def _made(self) -> torch.nn.Module:
-        model = self.getModel()
-        kind: Any = type(model)
-        if self._plain or kind.configure_model is self._package.LightningModule.configure_model:
+        model = cast("LightningModule", self.getModel())
+        if self._plain or type(model).configure_model is self._package.LightningModule.configure_model:
             return model
         model = copy.deepcopy(model)
-        kind.configure_model(model)
+        model.configure_model()
         return model
 
+    def _batch_maker(self) -> Callable[..., object] | None:
+        return self.getDataModule()
+
     def _task(self, plan: RunPlan) -> Callable[[], bytes | None]:
-        shapes, weight_col = self.getLabelShapes(), self.getSampleWeightCol()
         job = LightningJob(
             plan=plan,
             package=self._package.__name__,
             model=self.getModel(),
-            losses=self._all_losses() if self._plain else None,
+            losses=self._losses() if self._plain else None,
             tensors=Tensors(
                 inputs=self._inputs(),
-                label_cols=tuple(self.getLabelCols()),
-                label_shapes=None if shapes is None else tuple(shapes),
-                weight_col=weight_col,
+                label_cols=plan.label_cols,
+                label_shapes=plan.label_shapes,
+                weight_col=plan.weight_col,
             ),
             callbacks=tuple(self.getCallbacks()),
             logger=self.getLogger(),
             profiler=self.getProfiler(),
             log_every_n_steps=self.getLogEveryNSteps(),
             trainer_args=self.getTrainerArgs() or {},
-            data_module=self.getDataModule(),
             queues=(self.getTrainAsyncDataLoaderQueueSize(), self.getValAsyncDataLoaderQueueSize()),
             debug_data_loader=self.getDebugDataLoader(),
             terminate_on_nan=self.getTerminateOnNan(),
-            compression=self.getGradientCompression(),
-            passes=self.getBackwardPassesPerStep(),
         )
         return functools.partial(train, job)
 
-    def _all_losses(self) -> Losses:
-        losses, constructors, weights = self._losses_of_labels()
-        return Losses(
-            optimizer=self.getOptimizer(),
-            losses=losses,
-            constructors=constructors,
-            weights=weights,
-            metrics=tuple(self.getMetrics()),
-        )
-
-    def _trained(self, run_id: str, checkpoint: Checkpoint) -> Any:
+    def _trained(self, run_id: str, checkpoint: Checkpoint) -> TorchModel:
         assert checkpoint.state is not None
         # A copy: fitting again, with another seed for example, starts from the weights that the user gave.
-        model: Any = copy.deepcopy(self.getModel())
+        model = cast("LightningModule", copy.deepcopy(self.getModel()))
         if not self._plain:
             model.configure_model()  # may create layers
         model.load_state_dict(weights_of(checkpoint.state))

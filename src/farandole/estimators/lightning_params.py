@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import ModuleType
 
 from farandole.errors import ConfigError
 from farandole.estimators import checks
@@ -40,12 +40,6 @@ _SETTLED: Mapping[str, str] = {
 def _gpus(value: object) -> int:
     if value not in (0, 1) or not isinstance(value, int) or isinstance(value, bool):
         raise checks.Refused(f"must be 0 or 1, got {value!r}: a rank computes on one GPU; start more ranks")
-    return value
-
-
-def _class(value: object) -> Callable[..., object]:
-    if not callable(value):
-        raise checks.Refused(f"must be a class of LightningDataModule, got {value!r}")
     return value
 
 
@@ -87,7 +81,8 @@ class LightningParams(CheckedParams):
     setNumGPUs, getNumGPUs = optional(num_gpus)
 
     data_module: Parameter[Callable[..., object], Callable[..., object]] = Parameter(
-        "class of LightningDataModule; each rank makes one with train_loader and val_loader of its rows", _class
+        "class of LightningDataModule; each rank makes one with train_loader and val_loader of its rows",
+        checks.function("a class of LightningDataModule"),
     )
     setDataModule, getDataModule = optional(data_module)
 
@@ -115,7 +110,7 @@ class LightningParams(CheckedParams):
     setValAsyncDataLoaderQueueSize, getValAsyncDataLoaderQueueSize = optional(val_async_data_loader_queue_size)
 
 
-def check_package(package: Any, callbacks: Sequence[Any]) -> None:
+def check_package(package: ModuleType, callbacks: Sequence[object]) -> None:
     """Raise `ConfigError` for callbacks of another package than `package`, whose trainer takes only its own."""
     for each in callbacks:
         if isinstance(each, package.Callback):
@@ -125,7 +120,7 @@ def check_package(package: Any, callbacks: Sequence[Any]) -> None:
         raise ConfigError("callbacks", f"must be callbacks of {package.__name__}, as the model's class is; got {kind}")
 
 
-def check_trainer_args(package: Any, given: Mapping[str, Any]) -> None:
+def check_trainer_args(package: ModuleType, given: Mapping[str, object]) -> None:
     """Raise `ConfigError` for arguments that the trainer of `package` does not know, or that the estimator sets."""
     settled = [f"{name}: {_SETTLED[name]}" for name in sorted(given) if name in _SETTLED]
     if settled:

@@ -98,7 +98,7 @@ class EstimatorParams(ForeignParams):
 
     transformation_fn: Parameter[Callable[[dict[str, object]], object], Callable[..., object]] = Parameter(
         "function that takes and returns a row, a dict; it runs on the ranks",
-        checks.function("a row, which is a dict"),
+        checks.function("a function of a row, which is a dict"),
     )
     setTransformationFn, getTransformationFn = optional(transformation_fn)
 

@@ -21,7 +21,7 @@ with importing("farandole.spark.tensorflow"):
     from farandole.estimators.feed import plan_feed
     from farandole.estimators.folders import Folder
     from farandole.estimators.params import EstimatorParams
-    from farandole.estimators.persistence import PARAMETERS, Saved, dumped_parameters, loaded_parameters
+    from farandole.estimators.persistence import PARAMETERS, Facts, Saved, dumped_parameters, loaded_parameters
     from farandole.estimators.run_lock import RunLock
     from farandole.estimators.store import FilesystemStore, Store
     from farandole.estimators.tf_transformer import TFInputGraph, TFTransformer
@@ -36,12 +36,6 @@ with importing("farandole.spark.tensorflow"):
     from farandole.spark.jobs.task_settings import TaskSettings
 
 __all__ = ["HorovodEstimator", "TFInputGraph", "TFTransformer"]
-
-
-def _function(value: object) -> Callable[..., Any]:
-    if not callable(value):  # a Keras model is callable, too
-        raise checks.Refused(f"must be a function of (features, labels, mode, params) or a keras.Model, got {value!r}")
-    return value
 
 
 def _is_model(value: object) -> bool:
@@ -94,8 +88,9 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
     `modelDir`; it trains nothing if that has `maxSteps` steps.
     """
 
-    modelFn: Parameter[Callable[..., Any], Callable[..., Any]] = Parameter(
-        "function of (features, labels, mode, params[, config])", _function
+    modelFn: Parameter[Callable[..., object], Callable[..., object]] = Parameter(
+        "function of (features, labels, mode, params[, config])",
+        checks.function("a function of (features, labels, mode, params) or a keras.Model"),  # which is callable, too
     )
     setModelFn, getModelFn = required(modelFn)
 
@@ -156,7 +151,7 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
         return {"keras": True}, {PARAMETERS: dumped_parameters(plain)}
 
     @classmethod
-    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
+    def _revived(cls, facts: Facts, folder: Folder) -> Self:
         if facts.get("keras"):
             choose_backend("tensorflow")
         values = loaded_parameters(folder.read(PARAMETERS))

@@ -3,8 +3,8 @@
 import copy
 import functools
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self, TypeVar
 
 import cloudpickle
 
@@ -12,9 +12,7 @@ from farandole.errors import ConfigError
 from farandole.extras import importing
 
 with importing("farandole.spark.torch"):
-    import pandas as pd
     import torch
-    from pyspark.sql import DataFrame
 
     from farandole.estimators import checks
     from farandole.estimators.checked_params import Parameter, optional, required
@@ -22,32 +20,23 @@ with importing("farandole.spark.torch"):
     from farandole.estimators.folders import Folder
     from farandole.estimators.history import NO_SCORES
     from farandole.estimators.params import check_together
-    from farandole.estimators.predictions.batches import column_type
+    from farandole.estimators.persistence import Facts
+    from farandole.estimators.predictions.batches import BatchPredictor
     from farandole.estimators.predictions.torch import Predictor
     from farandole.estimators.trainers.checkpoint import Checkpoint
     from farandole.estimators.trainers.run import RunPlan
     from farandole.estimators.trainers.torch.callbacks import METHODS
-    from farandole.estimators.trainers.torch.losses import Loss
-    from farandole.estimators.trainers.torch.minibatch import TrainMinibatch
+    from farandole.estimators.trainers.torch.judge import TorchJob, TrainMinibatch
+    from farandole.estimators.trainers.torch.losses import Loss, Losses, Metric
     from farandole.estimators.trainers.torch.tensors import Inputs, dtype_of
-    from farandole.estimators.trainers.torch.training import Metric, TorchJob, train, weights_of
-    from farandole.estimators.transformer import DataFrameModel, first_row
+    from farandole.estimators.trainers.torch.training import train, weights_of
+    from farandole.estimators.transformer import DataFrameModel
 
 __all__ = ["TorchEstimator", "TorchModel"]
 
+F = TypeVar("F")
+
 _FILE = "model.pt"  # of a saved TorchModel; torch.load reads it
-
-
-def _model(value: object) -> torch.nn.Module:
-    if not isinstance(value, torch.nn.Module):
-        raise checks.Refused(f"must be a torch.nn.Module, got {type(value).__name__}")
-    return value
-
-
-def _optimizer(value: object) -> torch.optim.Optimizer:
-    if not isinstance(value, torch.optim.Optimizer):
-        raise checks.Refused(f"must be a torch.optim.Optimizer, got {type(value).__name__}")
-    return value
 
 
 def _callbacks(value: object) -> list[object]:
@@ -86,11 +75,15 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
 
     _kind = "pytorch"
 
-    model: Parameter[torch.nn.Module, torch.nn.Module] = Parameter("the torch.nn.Module to train", _model)
+    model: Parameter[torch.nn.Module, torch.nn.Module] = Parameter(
+        "the torch.nn.Module to train",
+        checks.instance_of(torch.nn.Module, "a torch.nn.Module", named=checks.type_name),
+    )
     setModel, getModel = required(model)
 
     optimizer: Parameter[torch.optim.Optimizer, torch.optim.Optimizer] = Parameter(
-        "torch.optim optimizer, made from the model's parameters", _optimizer
+        "torch.optim optimizer, made from the model's parameters",
+        checks.instance_of(torch.optim.Optimizer, "a torch.optim.Optimizer", named=checks.type_name),
     )
     setOptimizer, getOptimizer = required(optimizer)
 
@@ -109,7 +102,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
 
     train_minibatch_fn: Parameter[TrainMinibatch, TrainMinibatch] = Parameter(
         "function that trains on one batch, in place of the usual step",
-        checks.function("(model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights)"),
+        checks.function("a function of (model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights)"),
     )
     setTrainMinibatchFn, getTrainMinibatchFn = optional(train_minibatch_fn)
 
@@ -128,19 +121,22 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
     )
     setInputShapes, getInputShapes = optional(input_shapes)
 
-    def _losses(self) -> list[Callable[..., Any]]:
+    def _loss_functions(self) -> Sequence[Callable[..., object]]:
         """Return the losses, or the functions that make them."""
         constructors = self.getLossConstructors()
         if constructors is not None and self._value(self.loss) is not None:
             raise ConfigError("loss_constructors", "is set, and loss as well; set one of them")
-        return [*self.getLoss()] if constructors is None else constructors
+        return self.getLoss() if constructors is None else constructors
 
-    def _losses_of_labels(self) -> tuple[tuple[Loss, ...], tuple[Callable[..., Loss], ...], tuple[float, ...]]:
-        """Return per label the losses, the constructors of losses, and the weights; one of the first two is empty."""
-        losses, labels = self._losses(), self.getLabelCols()
-        for_each = tuple(losses if len(losses) == len(labels) else losses * len(labels))
-        weights = tuple(self.getLossWeights() or [1.0 / len(labels)] * len(labels))
-        return (for_each, (), weights) if self.getLossConstructors() is None else ((), for_each, weights)
+    def _losses(self) -> Losses:
+        constructors, labels = self.getLossConstructors(), self.getLabelCols()
+        return Losses(
+            optimizer=self.getOptimizer(),
+            losses=_for_each(labels, self.getLoss()) if constructors is None else (),
+            constructors=_for_each(labels, constructors or []),
+            weights=tuple(self.getLossWeights() or [1.0 / len(labels)] * len(labels)),
+            metrics=tuple(self.getMetrics()),
+        )
 
     def _check_input_shapes(self) -> None:
         features, shapes = self.getFeatureCols(), self.getInputShapes()
@@ -149,7 +145,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
 
     def _check(self) -> None:
         self._check_input_shapes()
-        check_together(self, len(self._losses()))
+        check_together(self, len(self._loss_functions()))
         if self.getTrainMinibatchFn() is not None and self.getBackwardPassesPerStep() > 1:
             raise ConfigError(
                 "backward_passes_per_step", "is for steps without train_minibatch_fn, which makes its own"
@@ -164,43 +160,35 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
             )
 
     def _task(self, plan: RunPlan) -> Callable[[], bytes | None]:
-        shapes = self.getLabelShapes()
-        losses, constructors, weights = self._losses_of_labels()
         job = TorchJob(
             plan=plan,
             model=self.getModel(),
-            optimizer=self.getOptimizer(),
-            losses=losses,
-            loss_constructors=constructors,
-            loss_weights=weights,
-            metrics=tuple(self.getMetrics()),
+            losses=self._losses(),
             inputs=self._inputs(),
-            weight_col=self.getSampleWeightCol(),
-            label_shapes=None if shapes is None else tuple(shapes),
-            compression=self.getGradientCompression(),
-            passes=self.getBackwardPassesPerStep(),
             train_minibatch=self.getTrainMinibatchFn(),
             callbacks=tuple(self.getCallbacks()),
-            data_module=self._batch_maker(),
         )
         return functools.partial(train, job)
 
-    def _trained(self, run_id: str, checkpoint: Checkpoint) -> Any:
+    def _trained(self, run_id: str, checkpoint: Checkpoint) -> "TorchModel":
         assert checkpoint.state is not None and checkpoint.outputs is not None
         # A copy: fitting again, with another seed for example, starts from the weights that the user gave.
         model = copy.deepcopy(self.getModel())
         model.load_state_dict(weights_of(checkpoint.state))
         return self._fitted(model, run_id, checkpoint)
 
-    def _fitted(self, model: torch.nn.Module, run_id: str, checkpoint: Checkpoint) -> Any:
+    def _fitted(self, model: torch.nn.Module, run_id: str, checkpoint: Checkpoint) -> "TorchModel":
         arguments = self._get_model_kwargs(model, checkpoint.history, None, run_id, checkpoint.outputs)
-        return self.get_model_class()(**arguments)
+        made: TorchModel = self.get_model_class()(**arguments)
+        return made
 
     def get_model_class(self) -> type:
         """Return the class of the fitted model; a subclass may return another one."""
         return TorchModel
 
-    def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any) -> dict[str, Any]:
+    def _get_model_kwargs(
+        self, model: torch.nn.Module, history: object, optimizer: object, run_id: str, metadata: object
+    ) -> dict[str, object]:
         """Return the arguments of `get_model_class()`; `metadata` is the type and shape of each output."""
         return {
             "model": model,
@@ -220,7 +208,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
         return _inputs(self._made(), self.getFeatureCols(), self.getInputShapes())
 
 
-class TorchModel(DataFrameModel):
+class TorchModel(DataFrameModel[torch.nn.Module]):
     """A trained model; `transform` adds one column per label, a number or an array for each row.
 
     Made by `TorchEstimator.fit`, or from any `torch.nn.Module`. `outputs` holds the type and the shape of one row of
@@ -238,18 +226,15 @@ class TorchModel(DataFrameModel):
         history: Sequence[Mapping[str, float]] | None = None,
         run_id: str | None = None,
     ) -> None:
-        super().__init__(feature_columns=feature_columns, label_columns=label_columns, history=history, run_id=run_id)
-        self._model = TorchEstimator.model.checked(model)
+        super().__init__(
+            model=model, feature_columns=feature_columns, label_columns=label_columns, outputs=outputs,
+            history=history, run_id=run_id,
+        )  # fmt: skip
         self._shapes = None if input_shapes is None else TorchEstimator.input_shapes.checked(input_shapes)
-        self._outputs = None if outputs is None else [(dtype, [*shape]) for dtype, shape in outputs]
 
-    def getModel(self) -> torch.nn.Module:
-        return self._model
-
-    def setModel(self, value: torch.nn.Module) -> Self:
-        """Replace the model; the outputs of the new one may have other shapes."""
-        self._model, self._outputs = TorchEstimator.model.checked(value), None
-        return self
+    @staticmethod
+    def _checked(model: torch.nn.Module) -> torch.nn.Module:
+        return TorchEstimator.model.checked(model)
 
     def getHistory(self) -> list[dict[str, object]]:
         """Return each epoch in Horovod's form: "epoch", counted from 0, "train" and, if rows validated, "validation".
@@ -258,30 +243,30 @@ class TorchModel(DataFrameModel):
         return [_as_horovod(record) for record in self.history]
 
     def _facts(self) -> dict[str, object]:
-        return {"outputs": self._outputs, "input_shapes": self._shapes}
+        return {"input_shapes": self._shapes}
 
-    def _dumped(self) -> tuple[str, bytes]:
+    def _dumped(self) -> dict[str, bytes]:
         file = io.BytesIO()
         torch.save(self._model, file, pickle_module=cloudpickle)  # a notebook's classes go into the file
-        return _FILE, file.getvalue()
+        return {_FILE: file.getvalue()}
 
     @classmethod
-    def _loaded(cls, folder: Folder) -> Any:
+    def _revived(cls, facts: Facts, folder: Folder) -> Self:
         # Unpickles, as loading an estimator does; see SECURITY.md.
-        return torch.load(io.BytesIO(folder.read(_FILE)), map_location="cpu", weights_only=False)
+        model = torch.load(io.BytesIO(folder.read(_FILE)), map_location="cpu", weights_only=False)
+        return cls(model=model, **facts)
 
-    def _predictor(
-        self, names: Sequence[str], dataset: DataFrame
-    ) -> tuple[Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]], list[str]]:
-        predictor = Predictor(
+    def _predictor(self, names: Sequence[str]) -> BatchPredictor:
+        return Predictor(
             model=cloudpickle.dumps(self._model),
             inputs=_inputs(self._model, self.getFeatureColumns(), self._shapes),
             label_cols=tuple(self.getLabelColumns()),
             names=tuple(names),
         )
-        if self._outputs is None:
-            self._outputs = predictor.outputs(first_row(dataset, self.getFeatureColumns()))
-        return predictor, [column_type(dtype, shape) for dtype, shape in self._outputs]
+
+
+def _for_each(labels: Sequence[str], functions: list[F]) -> tuple[F, ...]:
+    return tuple(functions * len(labels) if len(functions) == 1 else functions)
 
 
 def _inputs(model: torch.nn.Module, features: Sequence[str], shapes: Sequence[Sequence[int]] | None) -> Inputs:

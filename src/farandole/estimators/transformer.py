@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import pandas as pd
 from pyspark.ml import Model
@@ -17,19 +17,22 @@ from farandole.errors import DataError
 from farandole.estimators.checked_params import CheckedParams, Parameter, required
 from farandole.estimators.checks import names_of_columns, objects
 from farandole.estimators.feed import as_numbers, check_columns
-from farandole.estimators.folders import Folder
 from farandole.estimators.history import History
 from farandole.estimators.persistence import Saved
+from farandole.estimators.predictions.batches import BatchPredictor, column_type
 from farandole.spark.jobs.interpreter import use_own_interpreter
+
+N = TypeVar("N")
 
 _PREDICTED = "__farandole_predicted"
 
 
-class DataFrameModel(Model, CheckedParams, Saved):
+class DataFrameModel(Model, CheckedParams, Saved, Generic[N]):
     """The result of an estimator's `fit`; `transform` keeps all columns and adds `<label>__output` for each label.
 
     An output with one number per row is a column of numbers, others are arrays. If the label column of `fit` held
-    vectors of pyspark.ml, the output is a vector."""
+    vectors of pyspark.ml, the output is a vector. `outputs` holds the type and the shape of one row of each output;
+    without it the first `transform` runs the model on one row of the DataFrame."""
 
     feature_columns: Parameter[Sequence[str], list[str]] = Parameter("columns that the model takes", names_of_columns)
     setFeatureColumns, getFeatureColumns = required(feature_columns)
@@ -49,45 +52,52 @@ class DataFrameModel(Model, CheckedParams, Saved):
     def __init__(
         self,
         *,
+        model: N,
         feature_columns: Sequence[str],
         label_columns: Sequence[str],
+        outputs: Sequence[tuple[str, Sequence[int]]] | None,
         history: Sequence[Mapping[str, float]] | None,
         run_id: str | None,
     ) -> None:
         super().__init__(feature_columns=feature_columns, label_columns=label_columns)
+        self._model = self._checked(model)
+        self._outputs = None if outputs is None else [(dtype, [*shape]) for dtype, shape in outputs]
         self._history, self._run_id = [dict(record) for record in history or ()], run_id or ""
         self._setDefault(output_cols=[f"{label}__output" for label in label_columns])
 
+    @staticmethod
     @abstractmethod
-    def _predictor(
-        self, names: Sequence[str], dataset: DataFrame
-    ) -> tuple[Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]], list[str]]:
-        """Return a function from batches of feature columns to batches of the columns `names`, and their Spark types.
+    def _checked(model: N) -> N:
+        """Return the model; raises `ConfigError` for an object that is no model of the framework."""
+
+    @abstractmethod
+    def _predictor(self, names: Sequence[str]) -> BatchPredictor:
+        """Return a function from batches of feature columns to batches of the columns `names`."""
+
+    def _typed_predictor(
+        self, names: Sequence[str], dataset: DataFrame | pd.DataFrame
+    ) -> tuple[BatchPredictor, list[str]]:
+        """Return the predictor and the Spark types of its columns.
 
         A row of `dataset` is read only if the model does not know the shapes of its outputs."""
+        predictor = self._predictor(names)
+        if self._outputs is None:
+            self._outputs = predictor.outputs(first_row(dataset, self.getFeatureColumns()))
+        return predictor, [column_type(dtype, shape) for dtype, shape in self._outputs]
 
     @abstractmethod
     def _facts(self) -> dict[str, object]:
-        """Return the arguments that the framework's constructor adds, without the model; JSON must hold them."""
+        """Return the arguments that the framework's constructor adds; JSON must hold them."""
 
     @abstractmethod
-    def _dumped(self) -> tuple[str, bytes]:
-        """Return the name and the content of the model's own file."""
-
-    @classmethod
-    @abstractmethod
-    def _loaded(cls, folder: Folder) -> Any:
-        """Return the model in the file that `_dumped` returned."""
+    def _dumped(self) -> dict[str, bytes]:
+        """Return the content of the model's own files by their names."""
 
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
         columns = {"feature_columns": self.getFeatureColumns(), "label_columns": self.getLabelColumns()}
-        facts = {**columns, "history": self._history, "run_id": self._run_id, **self._facts()}
-        name, content = self._dumped()
-        return facts, {name: content}
-
-    @classmethod
-    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
-        return cls(model=cls._loaded(folder), **facts)  # type: ignore[call-arg]
+        own = {"history": self._history, "run_id": self._run_id, "outputs": self._outputs}
+        facts = {**columns, **own, **self._facts()}
+        return facts, self._dumped()
 
     def _trained_on(self, schema: StructType) -> Self:
         """Note which label columns of `schema` hold vectors: their outputs are vectors as well. Returns itself."""
@@ -104,6 +114,14 @@ class DataFrameModel(Model, CheckedParams, Saved):
         A notebook shows them as curves and a table."""
         return History(dict(record) for record in self._history)
 
+    def getModel(self) -> N:
+        return self._model
+
+    def setModel(self, value: N) -> Self:
+        """Replace the model; the outputs of the new one may have other shapes."""
+        self._model, self._outputs = self._checked(value), None
+        return self
+
     def getRunId(self) -> str:
         return self._run_id
 
@@ -118,7 +136,7 @@ class DataFrameModel(Model, CheckedParams, Saved):
                 raise DataError(name, "is in the DataFrame already; choose other names with setOutputCols")
         # Names of a struct's fields; they allow fewer characters than names of columns.
         fields = [f"o{index}" for index in range(len(names))]
-        predictor, types = self._predictor(fields, dataset)
+        predictor, types = self._typed_predictor(fields, dataset)
         noted = self.isDefined(self.vector_labels)
         vectors = self.getOrDefault(self.vector_labels) if noted else self._vectors_of(dataset.schema)
         # Spark's evaluators take double and vectors only.
@@ -138,7 +156,7 @@ class DataFrameModel(Model, CheckedParams, Saved):
                 raise DataError(name, "is among the columns already; choose other names with setOutputCols")
         fields = [f"o{index}" for index in range(len(names))]
         features = features_of(frame, self.getFeatureColumns())
-        predictor, _ = self._predictor(fields, features)
+        predictor, _ = self._typed_predictor(fields, features)
         predicted = list(predictor(feature_batches(features, self.getFeatureColumns())))
         outputs = pd.concat(predicted, ignore_index=True) if predicted else pd.DataFrame(columns=fields)
         return frame.assign(**{name: outputs[each].to_numpy() for each, name in zip(fields, names, strict=True)})
@@ -178,7 +196,7 @@ def _converted(column: Column, kind: str, wanted: str) -> Column:
     return array_to_vector(numbers.cast("array<double>"))
 
 
-def first_row(dataset: Any, features: Sequence[str]) -> tuple[pd.Series, ...]:
+def first_row(dataset: DataFrame | pd.DataFrame, features: Sequence[str]) -> tuple[pd.Series, ...]:
     """Return the feature columns of one row as a predictor takes them; raises `DataError` without rows.
 
     Runs a Spark job unless `dataset` is a pandas DataFrame."""

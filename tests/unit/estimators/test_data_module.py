@@ -24,8 +24,10 @@ from farandole.estimators.trainers import run as running
 from farandole.estimators.trainers.checkpoint import Checkpoint
 from farandole.estimators.trainers.rows import RowsWanted
 from farandole.estimators.trainers.run import RunPlan
+from farandole.estimators.trainers.torch.judge import TorchJob
+from farandole.estimators.trainers.torch.losses import Losses
 from farandole.estimators.trainers.torch.tensors import Inputs
-from farandole.estimators.trainers.torch.training import TorchJob, TorchTrainer, weights_of
+from farandole.estimators.trainers.torch.training import TorchTrainer, weights_of
 from helpers.estimator_rows import plain_step, points, settled_torch, shard_of
 
 settled = pytest.fixture(scope="module", autouse=True)(settled_torch)
@@ -65,12 +67,13 @@ def trained(folder: Path, module: Any, *, own: bool = False, **changes: Any) -> 
     plan = RunPlan(
         run_id="here", store=None, rows=wanted, label_cols=("y",), epochs=3,
         train_steps=changes.pop("train_steps", None), validation_steps=None, start=Checkpoint(seed=1), verbose=0,
+        data_module=module,
     )  # fmt: skip
     model = Twice(own=own)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = Losses(optimizer=optimizer, losses=(F.mse_loss,), weights=(1.0,), metrics=())
     job = TorchJob(
-        plan=plan, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), losses=(F.mse_loss,),
-        loss_weights=(1.0,), metrics=(), inputs=Inputs(columns=("x",), shapes=None, dtype=torch.float32),
-        weight_col=None, label_shapes=None, compression=None, passes=1, data_module=module,
+        plan=plan, model=model, losses=losses, inputs=Inputs(columns=("x",), shapes=None, dtype=torch.float32),
     )  # fmt: skip
     job = replace(job, **changes)
     content = running.train(plan, lambda run: TorchTrainer(job, run), shard_of(folder, columns))

@@ -23,7 +23,8 @@ from farandole.estimators.lightning import LightningEstimator, LightningModel
 from farandole.estimators.trainers.checkpoint import Checkpoint
 from farandole.estimators.trainers.lightning.data import Tensors, ahead, queue_length
 from farandole.estimators.trainers.lightning.files import dumped, moved
-from farandole.estimators.trainers.lightning.plain import Losses, wrapped
+from farandole.estimators.trainers.lightning.plain import wrapped
+from farandole.estimators.trainers.torch.losses import Losses
 from farandole.estimators.trainers.torch.tensors import Inputs
 from farandole.lightning.packages import package_of
 from farandole.lightning.stepping import stepping

@@ -29,9 +29,11 @@ from farandole.estimators.trainers.checkpoint import Checkpoint
 from farandole.estimators.trainers.rows import RowsWanted
 from farandole.estimators.trainers.run import RunPlan
 from farandole.estimators.trainers.torch import probe as torch_probe
+from farandole.estimators.trainers.torch.judge import Judge, TorchJob
+from farandole.estimators.trainers.torch.losses import Losses, score_names
 from farandole.estimators.trainers.torch.minibatch import MinibatchStep
 from farandole.estimators.trainers.torch.tensors import Inputs
-from farandole.estimators.trainers.torch.training import Judge, TorchJob, TorchTrainer, score_names
+from farandole.estimators.trainers.torch.training import TorchTrainer
 from helpers.estimator_rows import plain_step, settled_torch, shard_of
 
 settled = pytest.fixture(scope="module", autouse=True)(settled_torch)
@@ -50,12 +52,16 @@ def plan_of(columns: dict[str, Any], **changes: Any) -> RunPlan:
 
 def job_of(model: nn.Module, columns: dict[str, Any], plan: RunPlan, **changes: Any) -> TorchJob:
     features = tuple(name for name in columns if name not in ("y", "w"))
-    settings: dict[str, Any] = {
-        "plan": plan, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "losses": (F.mse_loss,),
-        "loss_weights": (1.0,), "metrics": (), "inputs": Inputs(columns=features, shapes=None, dtype=torch.float32),
-        "weight_col": None, "label_shapes": None, "compression": None, "passes": 1,
+    losses: dict[str, Any] = {
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "losses": (F.mse_loss,), "constructors": (),
+        "weights": (1.0,), "metrics": (),
     }  # fmt: skip
-    return TorchJob(**(settings | changes))
+    losses |= {name: changes.pop(name) for name in losses if name in changes}
+    plan = replace(plan, **{name: changes.pop(name) for name in ("weight_col", "passes") if name in changes})
+    return TorchJob(
+        plan=plan, model=model, losses=Losses(**losses),
+        inputs=Inputs(columns=features, shapes=None, dtype=torch.float32), **changes,
+    )  # fmt: skip
 
 
 def trained(folder: Path, columns: dict[str, Any], job: TorchJob) -> Checkpoint:
@@ -323,7 +329,7 @@ def a_step(batch: ShardBatch, sample: ShardBatch | None, loss: Any, returned: An
         outputs, loss = plain_step(*given)
         return outputs, returned(loss)
 
-    return model, MinibatchStep(step, Judge(job), ("y",), run)(model, job.optimizer, batch)
+    return model, MinibatchStep(step, Judge(job), run)(model, job.losses.optimizer, batch)
 
 
 def test_a_rank_without_rows_changes_no_gradient_by_its_stand_in() -> None:
@@ -364,11 +370,11 @@ def test_losses_are_made_on_the_rank(tmp_path: Path) -> None:
     job = job_of(zero_line(), LINE, plan_of(LINE))
     want = weights(trained(tmp_path, LINE, job))
     for constructor in (by_name, by_all, nn.MSELoss, lambda: F.mse_loss):
-        job = job_of(zero_line(), LINE, plan_of(LINE), losses=(), loss_constructors=(constructor,))
+        job = job_of(zero_line(), LINE, plan_of(LINE), losses=(), constructors=(constructor,))
         got = weights(trained(tmp_path, LINE, job))
         assert all(torch.equal(got[name], value) for name, value in want.items())
     assert seen == [(nn.Linear, 4), ["hvd", "model", "torch", "train_rows", "val_rows"]]
-    job = job_of(zero_line(), LINE, plan_of(LINE), losses=(), loss_constructors=(lambda: 3,))
+    job = job_of(zero_line(), LINE, plan_of(LINE), losses=(), constructors=(lambda: 3,))
     with pytest.raises(ConfigError, match="loss_constructors: return a function of"):
         trained(tmp_path, LINE, job)
 

@@ -20,8 +20,9 @@ from farandole.errors import ConfigError
 from farandole.estimators.torch import TorchEstimator
 from farandole.estimators.trainers import gpus
 from farandole.estimators.trainers.torch import devices as torch_devices
+from farandole.estimators.trainers.torch.judge import Judge
+from farandole.estimators.trainers.torch.losses import Losses
 from farandole.estimators.trainers.torch.tensors import Inputs
-from farandole.estimators.trainers.torch.training import Judge
 from helpers.outcomes import RanksFailed
 from helpers.ranks import run_ranks
 
@@ -108,11 +109,10 @@ def test_batches_and_losses_are_on_the_ranks_device(monkeypatch: pytest.MonkeyPa
     torch_devices.to_device((model, loss, torch.nn.functional.mse_loss), meta)
     assert {each.device for each in (*model.parameters(), loss.weight) if each is not None} == {meta}
     inputs = Inputs(columns=("x",), shapes=None, dtype=torch.float32)
-    plan = SimpleNamespace(label_cols=("y",))
-    job: Any = SimpleNamespace(
-        inputs=inputs, label_cols=("y",), label_shapes=None, weight_col="w", metrics=(), model=model, plan=plan,
-        losses=(torch.nn.functional.mse_loss,), loss_weights=(1.0,),
-    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters())
+    losses = Losses(optimizer=optimizer, losses=(torch.nn.functional.mse_loss,), weights=(1.0,), metrics=())
+    plan = SimpleNamespace(label_cols=("y",), label_shapes=None, weight_col="w")
+    job: Any = SimpleNamespace(inputs=inputs, model=model, plan=plan, losses=losses)
     judge = Judge(job, meta)
     rows = {"x": np.ones((3, 2), np.float32), "y": np.ones(3, np.float32), "w": np.ones(3, np.float32)}
     batch = ShardBatch(rows, 3, 1.0)

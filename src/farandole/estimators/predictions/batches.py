@@ -14,7 +14,7 @@ from pyspark.ml.model_cache import ModelCache
 from farandole.data import Number
 from farandole.errors import DataError
 
-__all__ = ["BatchPredictor", "Predict", "column_type"]
+__all__ = ["BatchPredictor", "Predict", "column_type", "in_column_type"]
 
 Predict: TypeAlias = Callable[[list[NDArray[Number]]], list[NDArray[np.generic]]]
 
@@ -72,6 +72,12 @@ class BatchPredictor(ABC):
     def arrays(self, columns: Sequence[pd.Series]) -> list[NDArray[Number]]:
         """Return the feature columns as arrays, rows first; raises `DataError` for null and ragged rows."""
         return [_array(name, series) for name, series in zip(self.columns, columns, strict=True)]
+
+
+def in_column_type(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return an output in a type that a column can hold: float32 in place of other numbers."""
+    held = ("float32", "float64", "int32", "int64", "bool", "object")
+    return values if values.dtype.name in held else values.astype(np.float32)
 
 
 def column_type(dtype: str, shape: Sequence[int]) -> str:

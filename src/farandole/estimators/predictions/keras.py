@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farandole.data import Number
-from farandole.estimators.predictions.batches import BatchPredictor, Predict
+from farandole.estimators.predictions.batches import BatchPredictor, Predict, in_column_type
 from farandole.estimators.trainers.keras.model import Inputs, choose_backend, load_model, outputs_of
 
 __all__ = ["KerasPredictor"]
@@ -33,12 +33,6 @@ class KerasPredictor(BatchPredictor):
 
         def predict(values: list[NDArray[Number]]) -> list[NDArray[np.generic]]:
             given = self.inputs.arrays(dict(zip(self.inputs.columns, values, strict=True)))
-            return [_in_column_type(np.asarray(each)) for each in outputs_of(model.predict_on_batch(given))]
+            return [in_column_type(np.asarray(each)) for each in outputs_of(model.predict_on_batch(given))]
 
         return predict
-
-
-def _in_column_type(values: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Return an output in a type that a column can hold."""
-    exact = ("float32", "float64", "int32", "int64", "bool")
-    return values if values.dtype.name in exact else values.astype(np.float32)

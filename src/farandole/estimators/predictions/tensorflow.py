@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from farandole.data import Number
 from farandole.errors import ConfigError
-from farandole.estimators.predictions.batches import BatchPredictor, Predict
+from farandole.estimators.predictions.batches import BatchPredictor, Predict, in_column_type
 from farandole.estimators.trainers.keras.model import Inputs
 from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph, Port
 
@@ -72,8 +72,7 @@ def _checked(port: Port, values: NDArray[np.generic], rows: int) -> NDArray[np.g
         raise ConfigError(
             "outputMapping", f"{port.tensor} has the shape {list(values.shape)} for {rows} rows; it needs one row each"
         )
-    exact = ("float32", "float64", "int32", "int64", "bool", "object")
-    return values if values.dtype.name in exact else values.astype(np.float32)
+    return in_column_type(values)
 
 
 def _text(value: object) -> str:

@@ -10,7 +10,7 @@ from farandole.core.public import local_rank, rank
 from farandole.errors import ConfigError
 from farandole.spark.driver.messages import log_to_driver
 
-__all__ = ["Look", "choose_gpu", "no_gpus"]
+__all__ = ["Look", "choose_gpu", "gpus_seen", "no_gpus"]
 
 # Returns how many GPUs the rank's framework sees, without starting CUDA, and a text for errors: "PyTorch sees 2 GPUs".
 Look: TypeAlias = Callable[[], tuple[int, str]]
@@ -21,6 +21,11 @@ _LISTED = Path("/proc/driver/nvidia/gpus")  # NVIDIA's driver has a folder for e
 def no_gpus() -> tuple[int, str]:
     """Return no GPUs: the `Look` of a trainer that computes on the CPU."""
     return 0, "this trainer computes on the CPU"
+
+
+def gpus_seen(library: str, count: int) -> tuple[int, str]:
+    """Return the result of a `Look`: how many GPUs the library sees, and a text about them."""
+    return count, f"{library} sees {count} {'GPU' if count == 1 else 'GPUs'}"
 
 
 def choose_gpu(wanted: bool | None, look: Look, *, listed: Path = _LISTED) -> int | None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from itertools import islice
 
 from farandole.data import ShardBatch
 from farandole.errors import ConfigError
 from farandole.estimators.data_module import DataModule
 from farandole.estimators.trainers.run import Run
 
-__all__ = ["RankLoader", "endless", "module_arguments", "open_module"]
+__all__ = ["ModuleBatches", "RankLoader", "module_arguments"]
 
 
 class RankLoader:
@@ -30,7 +30,55 @@ class RankLoader:
         return map(self._made, self._batches(self.epoch))
 
 
-def module_arguments(run: Run, train_loader: Iterable[Any], val_loader: Iterable[Any] | None) -> dict[str, Any]:
+class ModuleBatches:
+    """A rank's data module, and the batches that it gives, as many as the trainer takes steps.
+
+    `made` makes the batches of its loaders; its second argument tells whether they are for training."""
+
+    _module: DataModule
+
+    def __init__(self, kind: Callable[..., object], run: Run, made: Callable[[ShardBatch, bool], object]) -> None:
+        self._kind, self._run = kind, run
+        self._loader = RankLoader(run.batches, run.steps, lambda batch: made(batch, True))
+        self._held = RankLoader(
+            lambda epoch: run.validation_batches(), run.validation_steps, lambda batch: made(batch, False)
+        )
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Make the module, and keep it open for the methods below; raises `ConfigError` for an object of another class.
+
+        Its first pass begins with the first of the remaining epochs."""
+        run, plan = self._run, self._run.plan
+        held = None if plan.files is None else plan.files.held
+        made = self._kind(
+            **module_arguments(run, self._loader, self._held if run.validation_steps else None),
+            train_dir=None if plan.files is None else plan.files.train.url,
+            val_dir=None if held is None else held.url,
+            inmemory_cache_all=plan.rows.keep,
+            storage_options=None if plan.store is None else plan.store.storage_options,
+            random_seed=run.checkpoint.seed,
+        )
+        if not isinstance(made, DataModule):
+            raise ConfigError("data_module", f"must make a farandole.spark.data_module.DataModule, got {type(made)}")
+        with made as self._module:
+            self._loader.epoch = run.checkpoint.epoch
+            self._train = _endless(self._module.train_data)
+            yield
+
+    def given(self, epoch: int) -> Iterator[object]:
+        """Yield the module's batches of an epoch."""
+        self._loader.epoch = epoch
+        return islice(self._train, self._run.steps)
+
+    def given_to_validate(self) -> Iterator[object]:
+        """Yield the module's batches for validation; each call begins with the first one."""
+        return islice(_endless(self._module.val_data), self._run.validation_steps)
+
+
+def module_arguments(
+    run: Run, train_loader: Iterable[object], val_loader: Iterable[object] | None
+) -> dict[str, object]:
     """Return the arguments that every data module is made with, under Horovod's names."""
     plan = run.plan
     return {
@@ -50,28 +98,7 @@ def module_arguments(run: Run, train_loader: Iterable[Any], val_loader: Iterable
     }
 
 
-@contextmanager
-def open_module(
-    kind: Callable[..., Any], run: Run, train_loader: RankLoader, val_loader: RankLoader | None
-) -> Iterator[DataModule]:
-    """Make and enter a data module; raises `ConfigError` for an object of another class."""
-    plan = run.plan
-    held = None if plan.files is None else plan.files.held
-    made = kind(
-        **module_arguments(run, train_loader, val_loader),
-        train_dir=None if plan.files is None else plan.files.train.url,
-        val_dir=None if held is None else held.url,
-        inmemory_cache_all=plan.rows.keep,
-        storage_options=None if plan.store is None else plan.store.storage_options,
-        random_seed=run.checkpoint.seed,
-    )
-    if not isinstance(made, DataModule):
-        raise ConfigError("data_module", f"must make a farandole.spark.data_module.DataModule, got {type(made)}")
-    with made as entered:
-        yield entered
-
-
-def endless(make: Callable[[], Iterable[Any] | None]) -> Iterator[Any]:
+def _endless(make: Callable[[], Iterable[object] | None]) -> Iterator[object]:
     """Yield the batches of `make()`, and call it again whenever they are used up.
 
     Raises `ConfigError` if it returns no batch."""

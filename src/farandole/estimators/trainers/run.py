@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from farandole.core.operations.objects import allgather_object, broadcast_object
 from farandole.core.public import init, rank, shutdown, size
-from farandole.data import ShardBatch
+from farandole.data import Number, ShardBatch
 from farandole.errors import ConfigError
 from farandole.estimators.run_lock import require_owner
 from farandole.estimators.store import FilesystemStore
@@ -48,6 +48,11 @@ class RunPlan:
     owner: str = ""  # token of the fit that has locked the run
     use_gpu: bool | None = False  # None: if every rank has a GPU
     files: "ParquetRows | None" = None  # files that the ranks read instead of being fed rows
+    weight_col: str | None = None
+    label_shapes: tuple[tuple[int, ...], ...] | None = None  # -1 first, for the rows
+    compression: Any = None  # `Compression` of the framework's binding
+    passes: int = 1  # batches whose gradients are averaged before a step
+    data_module: Callable[..., object] | None = None  # makes the batches
 
 
 class Trainer(Protocol):
@@ -138,11 +143,8 @@ class Run:
         """Log the numbers of rows and steps, and columns that hold NaN, to the driver; only rank 0 does.
 
         `features` describes the types and shapes in which the model receives the columns."""
-        for name, count in self.rows.nans.items() if self.rank == 0 else ():
-            total = self.rows.train.plan.total + (0 if self.rows.validate is None else self.rows.validate.plan.total)
-            log_to_driver(
-                f"warning: column {name!r}: {count} of {total} rows hold NaN; fill them or drop these rows first"
-            )
+        for warning in self.rows.nan_warnings() if self.rank == 0 else ():
+            log_to_driver(warning)
         if self.rank == 0 and self.plan.verbose:
             log_to_driver(self._description(features))
 
@@ -161,11 +163,13 @@ class Run:
             columns = {name: np.zeros((_STAND_IN_ROWS, *each.shape[1:]), each.dtype) for name, each in nothing.items()}
         return ShardBatch(columns, _STAND_IN_ROWS, 0.0)
 
-    def row_of_any(self) -> Mapping[str, NDArray[Any]]:
+    def row_of_any(self) -> Mapping[str, NDArray[Number]]:
         """Return the columns of the first row to train on, of the first rank that has one. A collective."""
         first = next(rank for rank, rows in enumerate(self.rows.train.plan.rows) if rows)
         sample = self.sample() if self.rank == first else None
-        row: Mapping[str, NDArray[Any]] = broadcast_object(None if sample is None else sample.columns, root_rank=first)
+        row: Mapping[str, NDArray[Number]] = broadcast_object(
+            None if sample is None else sample.columns, root_rank=first
+        )
         return row
 
     def seed(self, epoch: int) -> int:
@@ -194,6 +198,11 @@ class Run:
         """Return how many rows the batches of all ranks have in a step."""
         plan = self.rows.train.plan
         return plan.in_step((epoch * self.steps + step) % plan.steps)
+
+    def validation_rows(self, step: int) -> int:
+        """Return how many rows this rank's batch of a step of the validation has."""
+        held = self.rows.validate
+        return 0 if held is None else held.plan.batch(self.rank, step)
 
     def validation_batches(self) -> Iterator[ShardBatch]:
         """Yield `validation_steps` batches, the same ones each time."""
@@ -274,7 +283,7 @@ class Run:
     def _description(self, features: str) -> str:
         plan, kinds = self.rows.train.plan, self.rows.kinds
         labels = ", ".join(f"{each} {kinds[each]}" for each in self.plan.label_cols)
-        held = 0 if self.rows.validate is None else self.rows.validate.plan.total
+        held = self.rows.held
         text = (
             f"{self.plan.run_id}: {plan.total} rows train, {held} validate; {self.steps} steps per epoch on "
             f"{self.size} ranks, {'on the CPU' if self.gpu is None else 'each on a GPU'}; features {features}; "

@@ -4,16 +4,18 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import keras
 import numpy as np
 
 import farandole.keras as hvd
 from farandole.core.operations.objects import allgather_object
+from farandole.estimators.trainers.keras.model import Array
 from farandole.estimators.trainers.mirror import Mirror
 from farandole.estimators.trainers.report import Meter, Record
 from farandole.estimators.trainers.run import Run, sum_over_ranks
+from farandole.keras.backend import Model, Variable
 from farandole.keras.callbacks.base import CallbackOfBoth
 from farandole.keras.generation import generation_of
 
@@ -37,7 +39,7 @@ class EpochValues(CallbackOfBoth):
         super().__init__()
         self._trainer, self._run = trainer, trainer.run
         self._epoch, self._waiting_since, self._waited, self._validated = 0, 0.0, 0.0, 0
-        self._saved: dict[int, list[Any]] | None = None
+        self._saved: dict[int, list[Array]] | None = None
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """Begin to count steps and losses."""
@@ -59,7 +61,7 @@ class EpochValues(CallbackOfBoth):
                 variable.assign(np.array([seed, place]).astype(variable.dtype))
         self._save_metrics(self._run.rows_of(self._epoch, batch))
 
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Report the step; after a batch without rows, restore the metrics."""
         rows = self._run.rows_of(self._epoch, batch)
         share = self._run.rows_of_all(self._epoch, batch) / self._run.size
@@ -76,9 +78,7 @@ class EpochValues(CallbackOfBoth):
 
     def on_test_batch_begin(self, batch: int, logs: object = None) -> None:
         """Save the metrics before a batch without rows."""
-        held = self._run.rows.validate
-        assert held is not None
-        rows = held.plan.batch(self._run.rank, batch)
+        rows = self._run.validation_rows(batch)
         self._validated += rows
         self._save_metrics(rows)
 
@@ -86,7 +86,7 @@ class EpochValues(CallbackOfBoth):
         """Restore the metrics after a batch without rows."""
         self._restore_metrics()
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Replace the values of this rank by those over all ranks. A collective."""
         assert logs is not None
         if not self._run.validation_steps:
@@ -150,14 +150,14 @@ class _Losses:
     weights it by the rows of the batch.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
         self._totals: dict[str, float] = {}
         self._rows = 0
         self.sums: dict[str, float] = {}
         self.share = 0.0
 
-    def add(self, logs: Mapping[str, Any], rows: int, share: float) -> float | None:
+    def add(self, logs: Mapping[str, float], rows: int, share: float) -> float | None:
         """Add a batch of `rows` rows and return its loss, given the running means and the step's rows per rank."""
         self.share += share
         counted = max(1, rows)
@@ -178,6 +178,6 @@ class _Losses:
         return values.get("loss")
 
 
-def _random_states(model: Any) -> list[Any]:
+def _random_states(model: Model) -> list[Variable]:
     """Return the states of the layers' random generators."""
     return [each for each in model.non_trainable_variables if each.name.startswith("seed_generator_state")]

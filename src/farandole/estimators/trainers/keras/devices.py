@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from farandole.errors import ConfigError
+from farandole.estimators.trainers.gpus import gpus_seen
 
 __all__ = ["own_device", "visible_gpus"]
 
@@ -23,10 +24,10 @@ def visible_gpus() -> tuple[int, str]:
     if backend == "tensorflow":
         import tensorflow as tf
 
-        return _report("TensorFlow", len(tf.config.list_physical_devices("GPU")))
+        return gpus_seen("TensorFlow", len(tf.config.list_physical_devices("GPU")))
     if not any(find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         return 0, "JAX has no plugin for CUDA"
-    return _report("NVIDIA's driver", _seen_by_driver())
+    return gpus_seen("NVIDIA's driver", _seen_by_driver())
 
 
 def own_device(gpu: int | None) -> AbstractContextManager[object]:
@@ -79,7 +80,3 @@ def _seen_by_driver() -> int:
         return 0
     count = ctypes.c_int()
     return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
-
-
-def _report(library: str, count: int) -> tuple[int, str]:
-    return count, f"{library} sees {count} {'GPU' if count == 1 else 'GPUs'}"

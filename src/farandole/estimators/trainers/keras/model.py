@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -20,7 +20,14 @@ from farandole.data import Number
 from farandole.errors import ConfigError, DataError
 from farandole.estimators.trainers.first_row import TOGETHER
 
+if TYPE_CHECKING:
+    # Importing these would import Keras, whose backend `choose_backend` chooses.
+    from farandole.keras.backend import Model, Optimizer, Tensor, Variable
+    from farandole.keras.generation import Generation
+
 __all__ = ["DumpedModel", "Inputs", "dump_model", "dump_object", "load_model", "load_object", "optimizer_variables"]
+
+Array: TypeAlias = NDArray[np.generic]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +39,7 @@ class Inputs:
     shapes: tuple[tuple[int, ...] | None, ...]  # of one row; None: as the column comes
 
     @classmethod
-    def of(cls, model: Any, columns: Sequence[str]) -> "Inputs":
+    def of(cls, model: "Model", columns: Sequence[str]) -> "Inputs":
         """Read them from a functional or sequential model; a subclassed one takes `floatx` in the columns' shapes.
 
         Raises `ConfigError` unless there are as many columns as inputs."""
@@ -40,7 +47,7 @@ class Inputs:
 
         given = _inputs_of(model)
         if given is None:
-            floats = _library_of(model).backend.floatx()
+            floats = _generation_of(model).library.backend.floatx()
             return cls(columns=tuple(columns), dtypes=(floats,) * len(columns), shapes=(None,) * len(columns))
         if len(given) != len(columns):
             inputs = ", ".join(str(list(each.shape)) for each in given)
@@ -52,7 +59,7 @@ class Inputs:
         dtypes = tuple(keras.backend.standardize_dtype(each.dtype) for each in given)
         return cls(columns=tuple(columns), dtypes=dtypes, shapes=shapes)
 
-    def arrays(self, columns: Mapping[str, NDArray[Number]]) -> Any:
+    def arrays(self, columns: Mapping[str, NDArray[Number]]) -> "Array | tuple[Array, ...]":
         """Return the model's input, a tuple if there are several.
 
         Raises `DataError` for integers that the type cannot hold and for shapes that do not fit."""
@@ -67,7 +74,7 @@ class Inputs:
             for name, dtype, shape in each
         )
 
-    def _array(self, place: int, values: NDArray[Number]) -> NDArray[Any]:
+    def _array(self, place: int, values: NDArray[Number]) -> Array:
         name, dtype, shape = self.columns[place], self.dtypes[place], self.shapes[place]
         cast = values.astype(dtype)
         if values.dtype.kind == "i" and not np.array_equal(cast.astype(values.dtype), values):
@@ -79,7 +86,7 @@ class Inputs:
         return cast.reshape(len(values), *shape)
 
 
-def outputs_of(given: Any) -> list[Any]:
+def outputs_of(given: object) -> "list[Tensor]":
     """Return a model's outputs as a list; those in a dictionary by their sorted names, as Keras takes their losses."""
     if isinstance(given, Mapping):
         return [given[name] for name in sorted(given)]
@@ -96,13 +103,13 @@ def choose_backend(name: str) -> None:
         raise ConfigError("model", f"is of Keras' {name} backend, but this process runs on {keras.config.backend()}")
 
 
-def dump_model(model: Any, custom_objects: Mapping[str, Any] | None = None) -> bytes:
+def dump_model(model: "Model", custom_objects: Mapping[str, object] | None = None) -> bytes:
     """Return the model, in Keras' format, with its custom objects."""
     pickled: bytes = cloudpickle.dumps((model_file(model), all_custom_objects(model, custom_objects or {})))
     return pickled
 
 
-def model_file(model: Any) -> bytes:
+def model_file(model: "Model") -> bytes:
     """Return the content of the model's `.keras` file."""
     with tempfile.TemporaryDirectory(prefix="farandole-keras-") as folder:
         path = Path(folder, "model.keras")
@@ -110,7 +117,7 @@ def model_file(model: Any) -> bytes:
         return path.read_bytes()
 
 
-def all_custom_objects(model: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def all_custom_objects(model: "Model", given: Mapping[str, object]) -> dict[str, object]:
     """Return the custom objects `given`, and the classes of the model's layers."""
     return {**_custom_classes(model), **given}
 
@@ -122,25 +129,25 @@ class DumpedModel:
     content: bytes
 
     @classmethod
-    def of(cls, model: Any) -> "DumpedModel":
+    def of(cls, model: "Model") -> "DumpedModel":
         """Pickle the model, with the arguments of its `compile` in Keras' configuration."""
         if getattr(model, "optimizer", None) is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)  # otherwise Keras warns when it reads the model
         return cls(dump_model(model))
 
-    def load(self) -> Any:
+    def load(self) -> "Model":
         """Return the model, compiled."""
         content, custom_objects = cloudpickle.loads(self.content)
         return read_model(content, custom_objects, compiled=True)
 
 
-def load_model(dumped: bytes) -> Any:
+def load_model(dumped: bytes) -> "Model":
     """Return the model in a result of `dump_model`, without optimizer and loss. Unpickles."""
     content, custom_objects = cloudpickle.loads(dumped)
     return read_model(content, custom_objects)
 
 
-def read_model(content: bytes, custom_objects: Mapping[str, Any], *, compiled: bool = False) -> Any:
+def read_model(content: bytes, custom_objects: Mapping[str, object], *, compiled: bool = False) -> "Model":
     """Return the model in a `.keras` file, of Keras 3 or of tf_keras."""
     with tempfile.TemporaryDirectory(prefix="farandole-keras-") as folder:
         path = Path(folder, "model.keras")
@@ -152,7 +159,7 @@ def read_model(content: bytes, custom_objects: Mapping[str, Any], *, compiled: b
         return library.saving.load_model(path, custom_objects=dict(custom_objects), compile=compiled, safe_mode=False)
 
 
-def dump_object(value: Any) -> Any:
+def dump_object(value: Any) -> object:
     """Return an optimizer, a loss, a metric, or a list or dict of such, in a form that is pickled by value.
 
     Keras' own pickles of these can be read only where custom classes are registered."""
@@ -163,15 +170,15 @@ def dump_object(value: Any) -> Any:
     generation = _generation_of(value)
     if isinstance(value, generation.KINDS):
         schedule = {"learning_rate": generation.rate(value)} if generation.has_schedule(value) else {}
-        return _FromConfig(type(value), value.get_config() | schedule)
+        return _FromConfig.of(value, schedule)
     if isinstance(value, generation.library.metrics.Metric):
-        return _FromConfig(type(value), value.get_config())
+        return _FromConfig.of(value, {})
     if isinstance(value, generation.library.losses.Loss):
         return _FromState(type(value), dict(vars(value)))
     return value
 
 
-def load_object(value: Any) -> Any:
+def load_object(value: object) -> Any:
     """Return new objects like those that `dump_object` was given."""
     if isinstance(value, list):
         return [load_object(each) for each in value]
@@ -186,9 +193,7 @@ def load_object(value: Any) -> Any:
     return value
 
 
-def dump_state(
-    weights: Sequence[NDArray[Any]], optimizer: Sequence[NDArray[Any]] | None, best: float | None = None
-) -> bytes:
+def dump_state(weights: Sequence[Array], optimizer: Sequence[Array] | None, best: float | None = None) -> bytes:
     """Return arrays in NumPy's format, those of types that NumPy does not have, such as bfloat16, as float32."""
     named = {f"weights{place}": each for place, each in enumerate(weights)}
     named |= {f"optimizer{place}": each for place, each in enumerate(optimizer or ())}
@@ -200,7 +205,7 @@ def dump_state(
     return file.getvalue()
 
 
-def load_state(state: bytes) -> tuple[list[NDArray[Any]], list[NDArray[Any]], float | None]:
+def load_state(state: bytes) -> tuple[list[Array], list[Array], float | None]:
     """Return what `dump_state` was given, without unpickling anything; no variables if it had no optimizer."""
     with np.load(io.BytesIO(state), allow_pickle=False) as held:
         best = float(held["best"]) if "best" in held else None
@@ -209,50 +214,50 @@ def load_state(state: bytes) -> tuple[list[NDArray[Any]], list[NDArray[Any]], fl
 
 @dataclass(frozen=True)
 class _FromConfig:
-    kind: Any
-    config: dict[str, Any]
+    kind: type[Any]
+    config: dict[str, object]
+
+    @classmethod
+    def of(cls, value: Any, changes: dict[str, object]) -> "_FromConfig":
+        return cls(type(value), value.get_config() | changes)
 
 
 @dataclass(frozen=True)
 class _FromState:
     kind: Any
-    state: dict[str, Any]
+    state: dict[str, object]
 
 
-def optimizer_variables(optimizer: Any, trained: Sequence[Any]) -> list[Any]:
+def optimizer_variables(optimizer: "Optimizer", trained: "Sequence[Variable]") -> "list[Variable]":
     """Return the variables of an optimizer, which it builds if needed, with that of the learning rate."""
     generation = _generation_of(optimizer)
-    held: list[Any] = generation.build(optimizer, trained)
+    held = generation.build(optimizer, trained)
     rate = [] if generation.has_schedule(optimizer) else [generation.rate(optimizer)]
     return held + [each for each in rate if not any(each is one for one in held)]
 
 
-def _generation_of(value: object) -> Any:
+def _generation_of(value: object) -> "Generation":
     from farandole.keras.generation import generation_of  # imports Keras, whose backend `choose_backend` chooses
 
     return generation_of(value)
 
 
-def _library_of(value: object) -> Any:
-    return _generation_of(value).library
-
-
-def _numbered(held: Mapping[str, NDArray[Any]], name: str) -> list[NDArray[Any]]:
+def _numbered(held: Mapping[str, Array], name: str) -> list[Array]:
     count = sum(each.startswith(name) for each in held)
     return [held[f"{name}{place}"] for place in range(count)]
 
 
-def _inputs_of(model: Any) -> list[Any] | None:
+def _inputs_of(model: "Model") -> "list[Tensor] | None":
     try:
         return list(model.inputs)
     except (AttributeError, TypeError, ValueError):
         return None  # a subclassed model has no symbolic inputs
 
 
-def _custom_classes(model: Any) -> dict[str, type]:
+def _custom_classes(model: "Model") -> dict[str, type]:
     """Return the classes of the model and its layers that are not Keras' own, under all names that Keras looks for."""
     found: dict[str, type] = {}
-    library = _library_of(model)
+    library = _generation_of(model).library
     for kind in {type(layer) for layer in model._flatten_layers()}:
         if kind.__module__.partition(".")[0] != library.__name__:
             found |= {kind.__name__: kind, library.saving.get_registered_name(kind): kind}

@@ -1,19 +1,16 @@
 """Batches of a data module for a `KerasEstimator`: (inputs, labels, weights), as the model's `fit` takes them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
-from typing import Any
+from itertools import chain
 
 import keras
 import numpy as np
-from numpy.typing import NDArray
 
 from farandole.data import ShardBatch
 from farandole.errors import ConfigError
-from farandole.estimators.data_module import DataModule
-from farandole.estimators.trainers.module_batches import RankLoader, endless, open_module
+from farandole.estimators.trainers.keras.model import Array
+from farandole.estimators.trainers.module_batches import ModuleBatches
 from farandole.estimators.trainers.run import Run
 
 __all__ = ["KerasModule", "Parts"]
@@ -23,50 +20,36 @@ __all__ = ["KerasModule", "Parts"]
 class Parts:
     """A batch: the model's inputs, one array per label, and a weight per row; None: all rows count the same."""
 
-    inputs: Any
-    labels: list[NDArray[Any]]
-    weights: NDArray[Any] | None
+    inputs: object  # arrays in the structure of the model's inputs
+    labels: Sequence[Array]
+    weights: Array | None
 
 
-class KerasModule:
+class KerasModule(ModuleBatches):
     """A rank's data module, and its batches as the trainer takes them.
 
     With the weights that the loader yields, a step's gradient is the mean over all rows. Without them the batches of
     all ranks count the same."""
 
-    _module: DataModule
+    def __init__(self, kind: Callable[..., object], run: Run, made: Callable[[ShardBatch, bool], Parts]) -> None:
+        super().__init__(kind, run, lambda batch, training: _loader_batch(made(batch, training)))
 
-    def __init__(self, kind: Callable[..., Any], run: Run, made: Callable[[ShardBatch, bool], Parts]) -> None:
-        self._kind, self._run = kind, run
-        self._loader = RankLoader(run.batches, run.steps, lambda batch: _loader_batch(made(batch, True)))
-        held = run.validation_steps
-        self._held = RankLoader(
-            lambda epoch: run.validation_batches(), held, lambda batch: _loader_batch(made(batch, False))
-        )
-
-    @contextmanager
-    def opened(self) -> Iterator[Parts]:
-        """Keep the module open for `batches` and `validation`; yield its first batch, which `batches` yields again."""
-        run = self._run
-        with open_module(self._kind, run, self._loader, self._held if run.validation_steps else None) as self._module:
-            self._loader.epoch = run.checkpoint.epoch
-            train = endless(self._module.train_data)
-            first = next(train)
-            self._train = chain([first], train)
-            yield self._read(first)
+    def first(self) -> Parts:
+        """Return the first batch, which `batches` yields again."""
+        first = next(self._train)
+        self._train = chain([first], self._train)
+        return self._read(first)
 
     def batches(self) -> Iterator[Parts]:
         """Yield the batches of the remaining epochs."""
         for epoch in self._run.epochs:
-            self._loader.epoch = epoch
-            yield from map(self._read, islice(self._train, self._run.steps))
+            yield from map(self._read, self.given(epoch))
 
     def validation(self) -> Iterator[Parts]:
-        """Yield the batches for validation, again and again without end."""
-        while True:
-            yield from map(self._read, islice(endless(self._module.val_data), self._run.validation_steps))
+        """Yield the batches for validation; each call begins with the first one."""
+        yield from map(self._read, self.given_to_validate())
 
-    def _read(self, given: Any) -> Parts:
+    def _read(self, given: object) -> Parts:
         if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
             raise ConfigError(
                 "data_module", f"must give batches as (inputs, labels) or (inputs, labels, weights), got {type(given)}"
@@ -81,10 +64,10 @@ class KerasModule:
         return Parts(inputs, listed, weights[0] if weights else None)
 
 
-def _loader_batch(parts: Parts) -> tuple[Any, ...]:
+def _loader_batch(parts: Parts) -> tuple[object, ...]:
     return parts.inputs, parts.labels[0] if len(parts.labels) == 1 else tuple(parts.labels), parts.weights
 
 
-def _array(value: Any) -> NDArray[Any]:
-    made: NDArray[Any] = value if isinstance(value, np.ndarray) else keras.ops.convert_to_numpy(value)
+def _array(value: object) -> Array:
+    made: Array = value if isinstance(value, np.ndarray) else keras.ops.convert_to_numpy(value)
     return made

@@ -1,15 +1,14 @@
 """Trainer of Keras models: what each rank of a `KerasEstimator` runs."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
 
 import keras
 import numpy as np
-from numpy.typing import NDArray
 
 import farandole.keras as hvd
 from farandole.data import ShardBatch
@@ -18,6 +17,7 @@ from farandole.estimators.trainers.first_row import SHAPE_ERRORS, TOGETHER, firs
 from farandole.estimators.trainers.keras.callbacks import EpochEnd, EpochValues
 from farandole.estimators.trainers.keras.devices import own_device, visible_gpus
 from farandole.estimators.trainers.keras.model import (
+    Array,
     Inputs,
     dump_state,
     load_model,
@@ -30,14 +30,10 @@ from farandole.estimators.trainers.keras.module import KerasModule, Parts
 from farandole.estimators.trainers.report import Record
 from farandole.estimators.trainers.run import Run, RunPlan
 from farandole.estimators.trainers.run import train as train_with
+from farandole.keras.backend import Schedule, Tensor, Variable
 from farandole.keras.generation import generation_of
 
 __all__ = ["KerasJob", "KerasTrainer", "train"]
-
-if TYPE_CHECKING:
-    _Base = Any
-else:
-    _Base = object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +42,14 @@ class KerasJob:
 
     plan: RunPlan
     model: bytes
-    optimizer: Any  # from `keras_model.dump_object`, like loss and metrics
-    optimizer_state: Sequence[NDArray[Any]]  # empty for an optimizer that has not been used
-    loss: Any
+    optimizer: object  # from `dump_object`, like loss and metrics
+    optimizer_state: Sequence[Array]  # empty for an optimizer that has not been used
+    loss: object
     loss_weights: Sequence[float] | None
-    metrics: Any
-    callbacks: Sequence[Any]
-    checkpoint_callback: Any | None
+    metrics: object
+    callbacks: Sequence[keras.callbacks.Callback]
+    checkpoint_callback: keras.callbacks.ModelCheckpoint | None
     inputs: Inputs
-    weight_col: str | None
-    label_shapes: tuple[tuple[int, ...], ...] | None
-    compression: Any | None
-    passes: int
-    data_module: Callable[..., Any] | None = None  # makes the batches
 
 
 def train(job: KerasJob) -> bytes | None:
@@ -76,7 +67,7 @@ class KerasTrainer:
     """A rank's model and the arguments of its `fit`; a `Trainer`."""
 
     def __init__(self, job: KerasJob, run: Run) -> None:
-        self.job, self.run = job, run
+        self.job, self.run, plan = job, run, job.plan
         self.record: Record = {}  # of the epoch that has just ended
         self._best: float | None = None  # of the checkpoint callback, at the end of the restored epoch
         # Ranks need no broadcast of the initial state: all of them load the same model, or the same checkpoint.
@@ -84,17 +75,17 @@ class KerasTrainer:
         self._generation = generation_of(self.model)
         self._floatx: str = self._generation.library.backend.floatx()
         self._row = run.row_of_any()
-        self._module = None if job.data_module is None else KerasModule(job.data_module, run, self._parts)
+        self._module = None if plan.data_module is None else KerasModule(plan.data_module, run, self._parts)
         self.outputs: list[tuple[str, list[int]]] = []  # type and shape of each; known when training begins
         self._names: list[str] | None = None  # of outputs in a dictionary
         if self._module is None:
             self._probe(self._parts(ShardBatch(self._row, 1, 1.0), True))
         self.optimizer = hvd.DistributedOptimizer(
             load_object(job.optimizer),
-            compression=job.compression or hvd.Compression.none,
-            backward_passes_per_step=job.passes,
+            compression=plan.compression or hvd.Compression.none,
+            backward_passes_per_step=plan.passes,
             average_aggregated_gradients=True,
-            sparse_as_dense=job.passes > 1,  # Keras 2 cannot add up slices
+            sparse_as_dense=plan.passes > 1,  # Keras 2 cannot add up slices
         )
         self._variables = optimizer_variables(self.optimizer, self.model.trainable_variables)
         self._assign(job.optimizer_state)
@@ -104,8 +95,7 @@ class KerasTrainer:
             self._rate = _number(rate)
             self._rate_place = next(place for place, each in enumerate(self._variables) if each is rate)
         else:
-            kind = type("Scaled", (_Scaled, self._generation.library.optimizers.schedules.LearningRateSchedule), {})
-            self._generation.set_schedule(self.optimizer, kind(rate, hvd.size()))
+            self._generation.set_schedule(self.optimizer, _scaled(self._generation.library, rate, hvd.size()))
 
     def restore(self, state: bytes) -> None:
         """Load the weights, and the optimizer's variables with the user's learning rate."""
@@ -143,23 +133,22 @@ class KerasTrainer:
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-checkpoints-"))
             if self._module is not None and run.epochs:
-                self._probe(stack.enter_context(self._module.opened()))
+                stack.enter_context(self._module.opened())
+                self._probe(self._module.first())
             callbacks = [EpochValues(self), *job.callbacks, *self._checkpoints(Path(folder))]
-            kind = type("Validation", (_Validation, self._generation.library.utils.Sequence), {})
-            held = kind(self) if self._module is None else self._held(self._module)
             self.model.fit(
                 self._batches(),
                 steps_per_epoch=run.steps,
                 initial_epoch=run.checkpoint.epoch,
                 epochs=run.last,
-                validation_data=held if run.validation_steps else None,
+                validation_data=self._held() if run.validation_steps else None,
                 validation_steps=run.validation_steps or None,
                 callbacks=[*callbacks, EpochEnd(self, Path(folder))],
                 verbose=0,
                 shuffle=False,
             )
 
-    def batch(self, given: ShardBatch, *, training: bool) -> tuple[Any, ...]:
+    def batch(self, given: ShardBatch, *, training: bool) -> tuple[object, ...]:
         """Return inputs, labels and weights of a batch.
 
         An empty batch becomes a row of weight 0, because every rank takes every step."""
@@ -172,12 +161,13 @@ class KerasTrainer:
             # A row of the data: the loss of a made-up one may be infinite, which weight 0 does not make 0.
             columns, weight = self._row, 0.0
         weights = np.full(max(1, given.rows), weight, self._floatx)
-        if self.job.weight_col is not None:
-            weights *= columns[self.job.weight_col]
-        labels = [columns[name] for name in self.job.plan.label_cols]
+        plan = self.job.plan
+        if plan.weight_col is not None:
+            weights *= columns[plan.weight_col]
+        labels = [columns[name] for name in plan.label_cols]
         return Parts(self.job.inputs.arrays(columns), labels, weights)
 
-    def _fitted(self, parts: Parts) -> tuple[Any, ...]:
+    def _fitted(self, parts: Parts) -> tuple[object, ...]:
         """Return a batch as the model's `fit` takes it."""
         labels = [self._label(place, values) for place, values in enumerate(parts.labels)]
         given = self._as_outputs(labels)
@@ -188,23 +178,23 @@ class KerasTrainer:
         each = [weights.reshape(-1, *[1] * (len(shape) - 1)) for _, shape in self.outputs]
         return parts.inputs, given, self._as_outputs(each)
 
-    def _as_outputs(self, arrays: list[NDArray[Any]]) -> Any:
+    def _as_outputs(self, arrays: Sequence[Array]) -> Array | tuple[Array, ...] | dict[str, Array]:
         """Return one array per output in the structure of the model's outputs; Keras refuses weights in another one."""
         if self._names is not None:
             return dict(zip(self._names, arrays, strict=True))
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
-    def _label(self, place: int, values: NDArray[Any]) -> NDArray[Any]:
+    def _label(self, place: int, values: Array) -> Array:
         whole = "int32" if values.dtype.itemsize < 8 else "int64"
         values = values.astype(self._floatx if values.dtype.kind == "f" else whole)
-        shapes = self.job.label_shapes
+        shapes = self.job.plan.label_shapes
         wanted = list(shapes[place][1:]) if shapes is not None else self.outputs[place][1]
         # A label with as many numbers as the output takes its shape: losses would broadcast (rows,) against (rows, 1).
         if shapes is not None or int(np.prod(wanted)) == int(np.prod(values.shape[1:])):
             values = values.reshape(len(values), *wanted)
         return values
 
-    def _batches(self) -> Iterator[tuple[Any, ...]]:
+    def _batches(self) -> Iterator[tuple[object, ...]]:
         if self._module is not None:
             yield from map(self._fitted, self._module.batches())
             return
@@ -212,10 +202,16 @@ class KerasTrainer:
             for given in self.run.batches(epoch):
                 yield self.batch(given, training=True)
 
-    def _held(self, module: KerasModule) -> Iterator[tuple[Any, ...]]:
-        yield from map(self._fitted, module.validation())  # a generator: Keras takes no other iterator
+    def _held(self) -> Iterator[tuple[object, ...]]:
+        """Yield the validation batches, the same ones in each epoch, without end."""
+        while True:
+            if self._module is not None:
+                yield from map(self._fitted, self._module.validation())
+            else:
+                for given in self.run.validation_batches():
+                    yield self.batch(given, training=False)
 
-    def _checkpoints(self, folder: Path) -> list[Any]:
+    def _checkpoints(self, folder: Path) -> list[keras.callbacks.Callback]:
         callback = self.job.checkpoint_callback
         if callback is None or self.run.rank != 0:
             return []
@@ -241,7 +237,7 @@ class KerasTrainer:
         for (_, shape), name, label in zip(self.outputs, names, parts.labels, strict=True):
             own = [*label.shape[1:]]
             numbers = int(np.prod(own))
-            if numbers > 1 and numbers != int(np.prod(shape)) and job.label_shapes is None:
+            if numbers > 1 and numbers != int(np.prod(shape)) and job.plan.label_shapes is None:
                 raise ConfigError(
                     "label_cols",
                     f"label {name!r} has the shape {own}, the model's output {shape}, without the rows; a loss would "
@@ -256,7 +252,7 @@ class KerasTrainer:
         # Compared in the variable's type, float32.
         return self._rate if now == float(np.float32(scaled)) else now / self.run.size
 
-    def _assign(self, values: Sequence[NDArray[Any]]) -> None:
+    def _assign(self, values: Sequence[Array]) -> None:
         wanted = len(self._variables)
         if values and len(values) != wanted:
             raise ConfigError("optimizer", f"was used with {len(values)} variables, and needs {wanted}; make a new one")
@@ -265,34 +261,18 @@ class KerasTrainer:
             variable.assign(value.astype(dtype) if value.dtype == np.float64 else value)
 
 
-class _Validation(_Base):  # type: ignore[misc]  # its other base is the library's Sequence
-    """The validation batches, the same ones in each epoch."""
+def _scaled(library: ModuleType, schedule: Schedule, factor: int) -> Schedule:
+    """Return a schedule of the library whose learning rate is that of `schedule`, times `factor`."""
 
-    def __init__(self, trainer: KerasTrainer) -> None:
-        super().__init__()
-        self._trainer = trainer
+    class Scaled(library.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc,name-defined]  # untyped
+        def __call__(self, step: Tensor) -> Tensor:
+            return schedule(step) * factor
 
-    def __len__(self) -> int:
-        return self._trainer.run.validation_steps
+        def get_config(self) -> dict[str, object]:
+            return {"schedule": schedule, "factor": factor}
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        held = self._trainer.run.rows.validate
-        assert held is not None
-        return self._trainer.batch(next(held.epoch(0, first=index)), training=False)
+    return Scaled()
 
 
-class _Scaled(_Base):  # type: ignore[misc]  # its other base is the library's LearningRateSchedule
-    """A schedule's learning rate, times a factor."""
-
-    def __init__(self, schedule: Any, factor: int) -> None:
-        self._schedule, self._factor = schedule, factor
-
-    def __call__(self, step: Any) -> Any:
-        return self._schedule(step) * self._factor
-
-    def get_config(self) -> dict[str, Any]:
-        return {"schedule": self._schedule, "factor": self._factor}
-
-
-def _number(variable: Any) -> float:
+def _number(variable: Variable) -> float:
     return float(keras.ops.convert_to_numpy(variable))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from farandole.estimators.trainers.lightning.data import Loader
 from farandole.estimators.trainers.lightning.strategy import InSteps
@@ -13,39 +13,40 @@ from farandole.estimators.trainers.torch.seed import seed_everything
 __all__ = ["curves_logger", "epochs_callback"]
 
 if TYPE_CHECKING:
-    _Base = Any
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.loggers.logger import Logger
 else:
-    _Base = object
+    Callback = Logger = object  # the package's own are bases of the classes that are made of these
 
 
 class _Trainer(Protocol):
     run: Run
     meter: Meter
     loss: list[float]
-    strategy: Any
+    strategy: InSteps
     loader: Loader
 
 
-def epochs_callback(package: ModuleType, trainer: _Trainer) -> Any:
+def epochs_callback(package: ModuleType, trainer: _Trainer) -> "Callback":
     """Return the callback that runs before the user's."""
-    kind: Callable[..., Any] = type("Epochs", (_Epochs, package.Callback), {})
+    kind: Callable[[_Trainer], Callback] = type("Epochs", (_Epochs, package.Callback), {})
     return kind(trainer)
 
 
-def curves_logger(package: ModuleType, run: Run) -> Any:
+def curves_logger(package: ModuleType, run: Run) -> "Logger":
     """Return a logger that adds to the curves in the store."""
-    kind: Callable[..., Any] = type("CurvesLogger", (_CurvesLogger, package.loggers.logger.Logger), {})
+    kind: Callable[[Run], Logger] = type("CurvesLogger", (_CurvesLogger, package.loggers.logger.Logger), {})
     return kind(run)
 
 
-class _Epochs(_Base):  # type: ignore[misc]  # its other base is the package's
+class _Epochs(Callback):
     """Seeds each epoch, so that a resumed run equals an uninterrupted one, and reports its steps."""
 
     def __init__(self, trainer: _Trainer) -> None:
         super().__init__()
         self._trainer = trainer
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Seed the epoch, and begin to count its steps."""
         mine = self._trainer
         epoch = trainer.current_epoch
@@ -54,10 +55,11 @@ class _Epochs(_Base):  # type: ignore[misc]  # its other base is the package's
         mine.meter, mine.loss = Meter(()), [0.0, 0.0]
         mine.loader.meter = mine.meter
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: "Trainer", pl_module: "LightningModule", outputs: object, batch: object, batch_idx: int
+    ) -> None:
         """Report the step."""
         mine, strategy = self._trainer, self._trainer.strategy
-        assert isinstance(strategy, InSteps)
         loss = strategy.loss.item() if strategy.loss is not None and strategy.rows else None
         if loss is not None:
             mine.loss[0] += loss * strategy.rows
@@ -66,7 +68,7 @@ class _Epochs(_Base):  # type: ignore[misc]  # its other base is the package's
         mine.run.done(strategy.rows, loss, mine.meter.wait)
 
 
-class _CurvesLogger(_Base):  # type: ignore[misc]  # its other base is the package's
+class _CurvesLogger(Logger):
     """Writes the values that the module logs to the run's event file, beside the curves of the epochs."""
 
     def __init__(self, run: Run) -> None:
@@ -89,5 +91,5 @@ class _CurvesLogger(_Base):  # type: ignore[misc]  # its other base is the packa
         if points and self._run.rank == 0:
             self._run.add_points(points, step or 0)
 
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, params: object, *args: object, **kwargs: object) -> None:
         """Do nothing: an event file has no simple place for hyperparameters."""

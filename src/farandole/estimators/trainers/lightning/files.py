@@ -1,26 +1,45 @@
 """Files and weights that a Lightning trainer's callbacks write."""
 
 import io
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
+from torch import Tensor
 
 from farandole.errors import ConfigError
 from farandole.estimators.trainers.torch.devices import on_cpu
 
-__all__ = ["BestWeights", "dumped", "loaded", "moved", "weights_of"]
+__all__ = ["BestWeights", "LightningState", "Saved", "dumped", "loaded", "moved", "weights_of"]
+
+
+class LightningState(TypedDict):
+    """Lightning's own checkpoint; it has further entries."""
+
+    state_dict: dict[str, Tensor]
+    callbacks: NotRequired[dict[str, Any]]
+    lr_schedulers: NotRequired[list[dict[str, Any]]]
+    optimizer_states: NotRequired[list[dict[str, Any]]]
+
+
+class Saved(TypedDict):
+    """The framework's state in a checkpoint of a run."""
+
+    lightning: LightningState
+    best: dict[str, Tensor] | None  # weights of the user's `ModelCheckpoint`
+    prefix: str  # of the weights' names, which the user's own model does not have
+    folder: NotRequired[str]  # of the callbacks' files
 
 
 class BestWeights:
     """The best weights of a `ModelCheckpoint`. Those of an earlier attempt come from the run's checkpoint."""
 
     def __init__(self) -> None:
-        self.weights: dict[str, Any] | None = None
+        self.weights: dict[str, Tensor] | None = None
         self._seen: tuple[str, int] | None = None
 
-    def look(self, callbacks: tuple[Any, ...], written: Collection[str]) -> None:
+    def look(self, callbacks: tuple[object, ...], written: Collection[str]) -> None:
         """Read the best file of the first `ModelCheckpoint` if this rank has written it since the last call."""
         path = next((each.best_model_path for each in callbacks if hasattr(each, "best_model_path")), "")
         if path not in written or not Path(path).is_file():
@@ -33,12 +52,12 @@ class BestWeights:
             self.weights = torch.load(path, map_location="cpu", weights_only=False)["state_dict"]
 
 
-def dumped(values: Mapping[str, Any], *, checked: bool = False) -> bytes:
+def dumped(values: Saved, *, checked: bool = False) -> bytes:
     """Return `values` as a file's content, with tensors on the CPU, so that machines without GPUs can load it.
 
     With `checked` it raises `ConfigError` for values that cannot be loaded without running code."""
     file = io.BytesIO()
-    torch.save(on_cpu(dict(values)), file)
+    torch.save(on_cpu(values), file)
     content = file.getvalue()
     if checked:
         try:
@@ -52,19 +71,17 @@ def dumped(values: Mapping[str, Any], *, checked: bool = False) -> bytes:
     return content
 
 
-def loaded(content: bytes) -> dict[str, Any]:
+def loaded(content: bytes) -> Saved:
     """Read the result of `dumped`. It loads only tensors and plain values, so a foreign file runs no code."""
-    values: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    values: Saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return values
 
 
-def weights_of(state: bytes) -> dict[str, Any]:
+def weights_of(state: bytes) -> dict[str, Tensor]:
     """Return the weights of the fitted model in a checkpoint's state."""
     saved = loaded(state)
-    best: dict[str, Any] | None = saved["best"]
-    weights: dict[str, Any] = saved["lightning"]["state_dict"] if best is None else best
-    prefix: str = saved["prefix"]
-    return {name.removeprefix(prefix): value for name, value in weights.items()}
+    weights = saved["lightning"]["state_dict"] if saved["best"] is None else saved["best"]
+    return {name.removeprefix(saved["prefix"]): value for name, value in weights.items()}
 
 
 def moved(value: Any, old: str, new: str) -> Any:

@@ -1,54 +1,39 @@
 """A `LightningModule` around a `torch.nn.Module`, an optimizer and losses, as `TorchEstimator` takes them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from farandole.estimators.trainers.lightning.data import Tensors
 from farandole.estimators.trainers.run import Run
-from farandole.estimators.trainers.torch.losses import Loss, mean_loss
+from farandole.estimators.trainers.torch.losses import Losses, score_names
 from farandole.estimators.trainers.torch.tensors import as_output, outputs_of
-from farandole.estimators.trainers.torch.training import Metric, made_losses, score_names
 
-__all__ = ["Losses", "wrapped"]
+__all__ = ["wrapped"]
 
 if TYPE_CHECKING:
-    _Base = Any
+    from lightning.pytorch import LightningModule as _Base
 else:
     _Base = object
 
 
-@dataclass(frozen=True, kw_only=True)
-class Losses:
-    """The arguments of `LightningEstimator` that a `torch.nn.Module` needs."""
-
-    optimizer: torch.optim.Optimizer
-    losses: tuple[Loss, ...]
-    constructors: tuple[Callable[..., Loss], ...] = ()  # functions that make `losses` on the ranks
-    weights: tuple[float, ...]
-    metrics: tuple[Metric, ...]
-
-
-def wrapped(package: ModuleType, model: torch.nn.Module, losses: Losses, tensors: Tensors, run: Run) -> Any:
+def wrapped(package: ModuleType, model: torch.nn.Module, losses: Losses, tensors: Tensors, run: Run) -> "_Base":
     """Return the `LightningModule` that trains `model`."""
-    if losses.constructors:
-        losses = replace(losses, losses=made_losses(losses.constructors, model, run))
-    kind: Callable[..., Any] = type("PlainModule", (_PlainModule, package.LightningModule), {})
-    return kind(model, losses, tensors)
+    kind: Callable[..., _Base] = type("PlainModule", (_PlainModule, package.LightningModule), {})
+    return kind(model, losses.made(model, run), tensors)
 
 
-class _PlainModule(_Base):  # type: ignore[misc]  # its other base is the package's
+class _PlainModule(_Base):  # its other base is the package's
     def __init__(self, model: torch.nn.Module, losses: Losses, tensors: Tensors) -> None:
         super().__init__()
         self.model, self._losses = model, losses
         self._features, self._labels, self._weight_col = tensors.inputs.columns, tensors.label_cols, tensors.weight_col
         self._shaped = tensors.label_shapes is not None  # by the user
 
-    def forward(self, *inputs: Tensor) -> Any:
+    def forward(self, *inputs: Tensor) -> object:
         """Call the model."""
         return self.model(*inputs)
 
@@ -68,16 +53,10 @@ class _PlainModule(_Base):  # type: ignore[misc]  # its other base is the packag
         outputs = outputs_of(self.model(*[batch[name] for name in self._features]), self._labels)
         pairs = [(output, self._fit(batch[name], output)) for name, output in zip(self._labels, outputs, strict=True)]
         weights = None if self._weight_col is None else batch[self._weight_col]
-        settings = self._losses
-        each = [
-            share * mean_loss(loss, *pair, weights)
-            for loss, share, pair in zip(settings.losses, settings.weights, pairs, strict=True)
-        ]
-        with torch.no_grad():
-            scores = [metric(*pair) for pair in pairs for metric in settings.metrics]
-        for name, score in zip(score_names(settings.metrics, self._labels), scores, strict=True):
+        loss, names = self._losses.mean(pairs, weights), score_names(self._losses.metrics, self._labels)
+        for name, score in zip(names, self._losses.scores(pairs), strict=True):
             self.log(prefix + name, score, on_step=False, on_epoch=True, sync_dist=True)
-        return torch.stack(each).sum()
+        return loss
 
     def _fit(self, label: Tensor, output: Tensor) -> Tensor:
         """Return the label as `as_output` does, in the shape that the user has given."""

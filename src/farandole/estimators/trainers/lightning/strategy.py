@@ -3,15 +3,16 @@
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from farandole.core.operations.compression import Compressor
 from farandole.errors import ConfigError
 from farandole.estimators.trainers.checkpoint import restoring
+from farandole.estimators.trainers.lightning.files import LightningState
 from farandole.estimators.trainers.run import Run
 from farandole.lightning.ranks import OverRanks
 
@@ -23,25 +24,27 @@ KEPT = "farandole"  # the path that stands for the checkpoint in memory
 class InSteps(OverRanks):
     """Makes a step's gradient the mean over all ranks' rows. Steps without rows do not change metrics and buffers."""
 
-    def __init__(self, *, run: Run, terminate_on_nan: bool, **options: Any) -> None:
-        super().__init__(**options)
-        self.checkpoint: dict[str, Any] = {}  # the last one saved, or the one to load; in memory
+    def __init__(
+        self, *, run: Run, terminate_on_nan: bool, rate_factor: float, compression: Compressor[Tensor]
+    ) -> None:
+        super().__init__(rate_factor=rate_factor, compression=compression)
+        self.checkpoint: LightningState = {"state_dict": {}}  # the last one saved, or the one to load; in memory
         self.loss: Tensor | None = None  # of the last training step; None if it returned none
         self.rows = 0  # of the last training step
         self.written: set[str] = set()  # paths of the files that callbacks have written
         self._run, self._terminate_on_nan = run, terminate_on_nan
         self._weight, self._validated = 1.0, 0
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
         """Look up how many rows the step has."""
         super().on_train_batch_start(batch, batch_idx)
         plan, epoch = self._run.rows.train.plan, self.lightning_module.trainer.current_epoch
         place = (epoch * self._run.steps + batch_idx) % plan.steps
         self.rows, self._weight = plan.batch(self._run.rank, place), plan.weight(self._run.rank, place)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+    def training_step(self, *args: object, **kwargs: object) -> object:
         """Run the user's step and keep its loss; raises `ConfigError` if `terminate_on_nan` forbids its value."""
-        with self._without_effects() if not self.rows else _nothing():
+        with self._without_effects() if not self.rows else nullcontext():
             output = super().training_step(*args, **kwargs)
         loss = output.get("loss") if isinstance(output, dict) else output
         self.loss = loss.detach() if isinstance(loss, Tensor) else None
@@ -54,7 +57,9 @@ class InSteps(OverRanks):
             )
         return output
 
-    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def backward(
+        self, closure_loss: Tensor, optimizer: torch.optim.Optimizer | None, *args: object, **kwargs: object
+    ) -> Tensor:
         """Weight the loss by this rank's rows, so that the average over ranks is the mean over all rows."""
         if not self.rows:
             closure_loss = torch.zeros((), device=closure_loss.device, requires_grad=True)
@@ -67,15 +72,15 @@ class InSteps(OverRanks):
         super().on_validation_start()
         self._validated = 0
 
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+    def validation_step(self, *args: object, **kwargs: object) -> object:
         """Run the user's step."""
         held = self._run.rows.validate
         rows = 1 if held is None else held.plan.batch(self._run.rank, self._validated)
         self._validated += 1
-        with self._without_effects() if not rows else _nothing():
+        with self._without_effects() if not rows else nullcontext():
             return super().validation_step(*args, **kwargs)
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+    def save_checkpoint(self, checkpoint: LightningState, filepath: object, storage_options: object = None) -> None:
         """Keep the estimator's checkpoint in memory; write a callback's to its file."""
         if filepath == KEPT:
             self.checkpoint = checkpoint
@@ -83,17 +88,17 @@ class InSteps(OverRanks):
             super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
             self.written.add(str(filepath))
 
-    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def load_checkpoint(self, checkpoint_path: object, *args: object, **kwargs: object) -> LightningState:
         """Return the checkpoint in memory."""
         assert checkpoint_path == KEPT
         return self.checkpoint
 
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+    def load_model_state_dict(self, checkpoint: Mapping[str, object], strict: bool = True) -> None:
         """Load the weights; raises `ConfigError` for those of another model."""
         with restoring(self._run.plan.store, self._run.plan.run_id):
             super().load_model_state_dict(checkpoint, strict=strict)
 
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, object]) -> None:
         """Load the optimizers; raises `ConfigError` for those of another model."""
         with restoring(self._run.plan.store, self._run.plan.run_id):
             super().load_optimizer_state_dict(checkpoint)
@@ -119,11 +124,6 @@ class InSteps(OverRanks):
             owner._buffers.update(held)  # the step may have put other tensors there
 
 
-def _states(metric: Metric) -> dict[str, Any]:
+def _states(metric: Metric) -> dict[str, object]:
     names = [*metric._defaults, "_update_count", "_computed"]
     return {name: copy.deepcopy(getattr(metric, name)) for name in names}
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

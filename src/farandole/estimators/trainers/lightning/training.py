@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import cloudpickle
 import torch
@@ -20,19 +20,23 @@ from farandole.errors import ConfigError
 from farandole.estimators.trainers.first_row import SHAPE_ERRORS, first_line, refused_model
 from farandole.estimators.trainers.lightning.callbacks import curves_logger, epochs_callback
 from farandole.estimators.trainers.lightning.data import Loader, Tensors, queue_length
-from farandole.estimators.trainers.lightning.files import BestWeights, dumped, loaded, moved
-from farandole.estimators.trainers.lightning.plain import Losses, wrapped
+from farandole.estimators.trainers.lightning.files import BestWeights, LightningState, Saved, dumped, loaded, moved
+from farandole.estimators.trainers.lightning.plain import wrapped
 from farandole.estimators.trainers.lightning.strategy import KEPT, InSteps
-from farandole.estimators.trainers.mirror import Mirror
+from farandole.estimators.trainers.mirror import StoredFolder
 from farandole.estimators.trainers.module_batches import module_arguments
 from farandole.estimators.trainers.report import Meter, Record
 from farandole.estimators.trainers.run import Run, RunPlan, sum_over_ranks
 from farandole.estimators.trainers.run import train as train_with
 from farandole.estimators.trainers.torch.devices import visible_gpus
+from farandole.estimators.trainers.torch.losses import Losses
 from farandole.estimators.trainers.torch.seed import seed_everything
 from farandole.estimators.trainers.torch.tensors import Output, outputs_of
 from farandole.lightning.packages import FABRICS
 from farandole.lightning.ranks import strategy_class
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 __all__ = ["LightningJob", "LightningTrainer", "train"]
 
@@ -54,17 +58,14 @@ class LightningJob:
     model: torch.nn.Module
     losses: Losses | None  # None for a LightningModule, which has its own
     tensors: Tensors
-    callbacks: tuple[Any, ...]
-    logger: Any  # None: log to the curves in the store
-    profiler: Any
+    callbacks: tuple[object, ...]
+    logger: object  # None: log to the curves in the store
+    profiler: object
     log_every_n_steps: int
-    trainer_args: Mapping[str, Any]
-    data_module: Any | None
+    trainer_args: Mapping[str, object]
     queues: tuple[float | None, float | None]  # of training and validation
     debug_data_loader: bool
     terminate_on_nan: bool
-    compression: Any | None
-    passes: int
 
 
 def train(job: LightningJob) -> bytes | None:
@@ -82,25 +83,27 @@ class LightningTrainer:
         _silence_warnings(job)
         self.outputs = _probe(job, run)
         seed_everything(run.checkpoint.seed)  # for layers that are created when training starts
-        self.module: Any = job.model
+        self.module = cast("LightningModule", job.model)
         if job.losses is not None:
             self.module = wrapped(self.package, job.model, job.losses, job.tensors, run)
         self.strategy = strategy_class(self.package, InSteps)(
             run=run,
             terminate_on_nan=job.terminate_on_nan,
             rate_factor=float(run.size),
-            compression=job.compression or hvd.Compression.none,
+            compression=job.plan.compression or hvd.Compression.none,
         )
         store = job.plan.store
-        here = None if store is None or not store.is_local else store.get_run_path(job.plan.run_id)
-        self.folder = Path(here or stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-lightning-")))
+        self._files = None
+        if store is None:
+            self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-lightning-")))
+        else:
+            self._files = StoredFolder(store, store.get_run_path(job.plan.run_id))
+            stack.callback(self._files.close)
+            self.folder = self._files.path
         self.loader = self._loader(training=True)
         self.trainer = self._trainer()
         self.meter, self.loss = Meter(()), [0.0, 0.0]  # of the epoch; the sum of the rows' losses, and the rows
         self._best, self._whole = BestWeights(), b""
-        self._mirror = None
-        if run.rank == 0 and store is not None and not store.is_local:
-            self._mirror = Mirror(self.folder, store, store.get_run_path(job.plan.run_id))
         self._restored = False
 
     def restore(self, state: bytes) -> None:
@@ -135,10 +138,10 @@ class LightningTrainer:
             self._finish(stopped=loop.done and run.checkpoint.epoch + 1 < run.plan.epochs)
 
         # An epoch's checkpoint must hold the state of schedulers after the epoch, and no hook runs that late.
-        loop.on_advance_end = end
+        loop.on_advance_end = end  # type: ignore[method-assign]
         held = self._loader(training=False) if run.validation_steps else None
         path = KEPT if self._restored else None
-        if self.job.data_module is None:
+        if self.job.plan.data_module is None:
             self.trainer.fit(self.module, self.loader, held, ckpt_path=path)
         else:
             self.trainer.fit(self.module, datamodule=self._data_module(held), ckpt_path=path)
@@ -158,15 +161,15 @@ class LightningTrainer:
         loader.name = ("training" if training else "validation") if job.debug_data_loader else ""
         return loader
 
-    def _data_module(self, held: Loader | None) -> Any:
-        kind, run = self.job.data_module, self.run
+    def _data_module(self, held: Loader | None) -> "LightningDataModule":
+        kind, run = self.job.plan.data_module, self.run
         assert kind is not None
-        made = kind(**module_arguments(run, self.loader, held), seed=run.checkpoint.seed)
+        made: object = kind(**module_arguments(run, self.loader, held), seed=run.checkpoint.seed)
         if not isinstance(made, self.package.LightningDataModule):
             raise ConfigError("data_module", f"must make a {self.package.__name__}.LightningDataModule")
-        return made
+        return cast("LightningDataModule", made)
 
-    def _trainer(self) -> Any:
+    def _trainer(self) -> "Trainer":
         job, run = self.job, self.run
         writers = [each for each in job.callbacks if isinstance(each, self.package.callbacks.Checkpoint)]
         for each in writers:
@@ -185,16 +188,17 @@ class LightningTrainer:
             "logger": logger,
             "log_every_n_steps": job.log_every_n_steps,
             "profiler": job.profiler,
-            "accumulate_grad_batches": job.passes,
+            "accumulate_grad_batches": job.plan.passes,
             "default_root_dir": str(self.folder),
             "use_distributed_sampler": False,
             "num_sanity_val_steps": 0,
             "enable_progress_bar": False,
             "enable_model_summary": False,
         }
-        trainer = self.package.Trainer(**{**settings, **job.trainer_args})
-        if job.profiler is not None and trainer.profiler.dirpath is None:
-            trainer.profiler.dirpath = self.folder
+        trainer: Trainer = self.package.Trainer(**{**settings, **job.trainer_args})
+        profiler = getattr(trainer, "profiler", None)  # Lightning declares no such attribute
+        if profiler is not None and job.profiler is not None and profiler.dirpath is None:
+            profiler.dirpath = self.folder
         return trainer
 
     def _finish(self, stopped: bool) -> None:
@@ -209,18 +213,20 @@ class LightningTrainer:
             self._best.look(job.callbacks, self.strategy.written)
             dropped = ("hyper_parameters", "hparams", "datamodule_h")  # may be any objects; the driver has them
             content = {name: each for name, each in self.strategy.checkpoint.items() if not name.startswith(dropped)}
-            values = {"lightning": content, "best": self._best.weights, "prefix": self._prefix}
-            self._whole = dumped({**values, "folder": str(self.folder)}, checked=not self._whole)
+            values: Saved = {
+                "lightning": cast(LightningState, content),
+                "best": self._best.weights,
+                "prefix": self._prefix,
+                "folder": str(self.folder),
+            }
+            self._whole = dumped(values, checked=not self._whole)
         run.finish(run.checkpoint.epoch, record, self.outputs, stopped=stopped)
-        if self._mirror is not None:
-            self._mirror.update()
+        if self._files is not None and run.rank == 0:
+            self._files.push()
 
     def _logged(self) -> Record:
         """Return the logged values: means over ranks, weighted by their rows. A collective."""
-        held, taken = self.run.rows.validate, self.meter.rows
-        validated = (
-            0 if held is None else sum(held.plan.batch(self.run.rank, s) for s in range(self.run.validation_steps))
-        )
+        taken, validated = self.meter.rows, sum(map(self.run.validation_rows, range(self.run.validation_steps)))
         logged = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
         weighted = {name: (value, validated if name.startswith("val") else taken) for name, value in logged.items()}
         every = allgather_object(weighted)

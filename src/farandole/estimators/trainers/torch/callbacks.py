@@ -1,7 +1,6 @@
 """Callbacks of a `TorchEstimator`: functions, or objects with methods named as those of Keras' callbacks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from farandole.core.operations.objects import allgather_object
 
@@ -22,10 +21,10 @@ class Callbacks:
 
     A callback that is a plain function is called with (epoch, values) after each epoch."""
 
-    def __init__(self, callbacks: Sequence[Any]) -> None:
+    def __init__(self, callbacks: Sequence[object]) -> None:
         self._callbacks = callbacks
 
-    def call(self, method: str, *args: Any) -> None:
+    def call(self, method: str, *args: object) -> None:
         """Call a method of the callbacks that have it."""
         for each in self._callbacks:
             if hasattr(each, method):

@@ -1,12 +1,16 @@
 """The device of a rank that trains with PyTorch."""
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final, TypeVar, cast
 
 import torch
 from torch.utils._pytree import tree_map_only
 
+from farandole.estimators.trainers.gpus import gpus_seen
+
 __all__ = ["CPU", "device_of", "on_cpu", "to_device", "visible_gpus"]
+
+T = TypeVar("T")
 
 CPU: Final = torch.device("cpu")
 
@@ -15,8 +19,7 @@ def visible_gpus() -> tuple[int, str]:
     """Return how many GPUs PyTorch sees, and a text about them; a `Look`."""
     if torch.version.cuda is None:
         return 0, "PyTorch is built without CUDA"
-    count = torch.cuda.device_count()
-    return count, f"PyTorch sees {count} {'GPU' if count == 1 else 'GPUs'}"
+    return gpus_seen("PyTorch", torch.cuda.device_count())
 
 
 def device_of(gpu: int | None) -> torch.device:
@@ -34,6 +37,6 @@ def to_device(objects: Iterable[object], device: torch.device) -> None:
             each.to(device)
 
 
-def on_cpu(state: Any) -> Any:
+def on_cpu(state: T) -> T:
     """Return a state with all tensors on the CPU; those that are there already are not copied."""
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), state)
+    return cast(T, tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), state))

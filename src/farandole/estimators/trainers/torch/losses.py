@@ -1,20 +1,58 @@
-"""Losses of PyTorch models: their construction on each rank, and means over weighted rows."""
+"""Losses and metrics of PyTorch models: their construction on each rank, their names, and means over weighted rows."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
+import farandole.torch as hvd
 from farandole.errors import ConfigError
+from farandole.estimators.trainers.run import Run
 
-__all__ = ["Loss", "made_loss", "mean_loss"]
+__all__ = ["Loss", "Losses", "Metric", "distinct", "mean_loss", "score_names"]
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
 
 
-def made_loss(constructor: Callable[..., Loss], offered: Mapping[str, object]) -> Loss:
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """The optimizer of a `torch.nn.Module`, a loss with a weight for each label, and metrics."""
+
+    optimizer: torch.optim.Optimizer
+    losses: tuple[Loss, ...]
+    constructors: tuple[Callable[..., Loss], ...] = ()  # functions that make `losses` on the ranks
+    weights: tuple[float, ...]
+    metrics: tuple[Metric, ...]
+
+    def made(self, model: torch.nn.Module, run: Run) -> Self:
+        """Return a copy with the losses that the constructors make on this rank, if there are any."""
+        if not self.constructors:
+            return self
+        offered = {
+            "model": model,
+            "torch": torch,
+            "hvd": hvd,
+            "train_rows": run.rows.train.plan.total,
+            "val_rows": run.rows.held,
+        }
+        return replace(self, losses=tuple(_made_loss(each, offered) for each in self.constructors))
+
+    def mean(self, pairs: Sequence[tuple[Tensor, Tensor]], weights: Tensor | None) -> Tensor:
+        """Return the mean loss over rows of (output, label), summed over the labels with their weights."""
+        weighted = zip(self.losses, self.weights, pairs, strict=True)
+        return torch.stack([weight * mean_loss(loss, *pair, weights) for loss, weight, pair in weighted]).sum()
+
+    def scores(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor | float]:
+        """Return the values of the metrics, in the order of `score_names`."""
+        with torch.no_grad():
+            return [metric(*pair) for pair in pairs for metric in self.metrics]
+
+
+def _made_loss(constructor: Callable[..., Loss], offered: Mapping[str, object]) -> Loss:
     """Call a loss's constructor with those of the `offered` arguments that it names, all of them if it takes `**any`.
 
     Raises `ConfigError` if it returns no function."""
@@ -34,12 +72,31 @@ def mean_loss(loss: Loss, output: Tensor, label: Tensor, weights: Tensor | None)
     if weights is None:
         return loss(output, label)
     if isinstance(loss, torch.nn.Module) and hasattr(loss, "reduction"):
-        before: Any = loss.reduction
+        before = cast(str, loss.reduction)
         loss.reduction = "none"  # type: ignore[assignment]
         try:
             each: Tensor = loss(output, label)
         finally:
-            loss.reduction = before
+            loss.reduction = before  # type: ignore[assignment]
     else:
         each = loss(output, label, reduction="none")  # type: ignore[call-arg]
     return (each.reshape(len(weights), -1).mean(1) * weights.to(each.dtype)).mean()
+
+
+def score_names(metrics: Sequence[Metric], label_cols: Sequence[str]) -> list[str]:
+    """Return distinct names of scores: the metric's name, after the label's if there are several labels."""
+    names = distinct([getattr(metric, "__name__", type(metric).__name__).strip("<>") for metric in metrics])
+    if len(label_cols) == 1:
+        return names
+    return [f"{label}_{name}" for label in label_cols for name in names]
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Return the names; those that occur again, or are "loss", get a number."""
+    given: list[str] = []
+    for name in names:
+        number, free = 1, name
+        while free == "loss" or free in given:
+            number, free = number + 1, f"{name}_{number + 1}"
+        given.append(free)
+    return given

@@ -1,7 +1,6 @@
 """Training step that calls the user's `train_minibatch_fn`."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -9,21 +8,10 @@ from torch import Tensor
 from farandole.data import ShardBatch
 from farandole.errors import ConfigError
 from farandole.estimators.trainers.run import Run
+from farandole.estimators.trainers.torch.judge import Judge, TrainMinibatch
 from farandole.estimators.trainers.torch.tensors import outputs_of
 
-__all__ = ["MinibatchStep", "TrainMinibatch"]
-
-# (model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights) -> (outputs, loss)
-TrainMinibatch: TypeAlias = Callable[..., Any]
-
-
-class _Judge(Protocol):
-    def inputs(self, batch: ShardBatch) -> list[Tensor]: ...
-    def labels(self, batch: ShardBatch) -> list[Tensor]: ...
-    def fitted(self, labels: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]: ...
-    def weights(self, batch: ShardBatch) -> Tensor | None: ...
-    def loss(self, pairs: Sequence[tuple[Tensor, Tensor]], weights: Tensor | None) -> Tensor: ...
-    def scores(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]: ...
+__all__ = ["MinibatchStep"]
 
 
 class MinibatchStep:
@@ -32,11 +20,13 @@ class MinibatchStep:
     The function reduces gradients by `optimizer.step()`. It may call that several times, but equally often on every
     rank."""
 
-    def __init__(self, function: TrainMinibatch, judge: _Judge, label_cols: Sequence[str], run: Run) -> None:
-        self._function, self._judge, self._label_cols = function, judge, label_cols
+    def __init__(self, function: TrainMinibatch, judge: Judge, run: Run) -> None:
+        self._function, self._judge, self._label_cols = function, judge, judge.label_cols
         self._stand_in = run.stand_in()
 
-    def __call__(self, model: Any, optimizer: Any, batch: ShardBatch) -> tuple[float, list[float]] | None:
+    def __call__(
+        self, model: torch.nn.Module, optimizer: object, batch: ShardBatch
+    ) -> tuple[float, list[float]] | None:
         """Train on a batch; return its mean loss and its scores, None without rows.
 
         Raises `ConfigError` if the function does not return (outputs, loss)."""
@@ -44,7 +34,7 @@ class MinibatchStep:
         judge, shown = self._judge, batch if all(map(len, batch.columns.values())) else self._stand_in
         made: list[Tensor] = []
 
-        def loss_fn(outputs: Any, labels: Sequence[Tensor], sample_weights: Tensor | None = None) -> Tensor:
+        def loss_fn(outputs: object, labels: Sequence[Tensor], sample_weights: Tensor | None = None) -> Tensor:
             listed = outputs_of(outputs, self._label_cols)
             if not batch.rows:
                 # Not the loss times 0, which is NaN if the loss of the stand-in rows is not finite.
@@ -68,11 +58,11 @@ class MinibatchStep:
         pairs = [(output.detach(), label) for output, label in zip(outputs, labels, strict=True)]
         return loss / (shown.weight if weighted else 1.0), judge.scores(pairs)
 
-    def _transform_outputs(self, outputs: Any, labels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def _transform_outputs(self, outputs: object, labels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the outputs as a list, and the labels in the shapes of the outputs if they have as many numbers."""
         listed = outputs_of(outputs, self._label_cols)
         return listed, self._judge.fitted(labels, listed)
 
 
-def _number(loss: Any) -> float:
-    return float(loss.detach() if isinstance(loss, Tensor) else loss)
+def _number(loss: object) -> float:
+    return float(loss.detach() if isinstance(loss, Tensor) else loss)  # type: ignore[arg-type]  # the user's

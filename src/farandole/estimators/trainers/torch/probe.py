@@ -2,8 +2,7 @@
 
 import itertools
 import traceback
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
 
 import cloudpickle
 import torch
@@ -14,31 +13,14 @@ from farandole.data import ShardBatch
 from farandole.errors import ConfigError
 from farandole.estimators.trainers.first_row import SHAPE_ERRORS, first_line, refused_model
 from farandole.estimators.trainers.run import Run
-from farandole.estimators.trainers.torch.tensors import Inputs
+from farandole.estimators.trainers.torch.judge import Judge
+from farandole.estimators.trainers.torch.losses import Loss
 from farandole.spark.driver.messages import log_to_driver
 
 __all__ = ["probe"]
 
 
-class _Job(Protocol):
-    @property
-    def model(self) -> torch.nn.Module: ...
-    @property
-    def losses(self) -> Sequence[Any]: ...
-    @property
-    def inputs(self) -> Inputs: ...
-    @property
-    def label_cols(self) -> Sequence[str]: ...
-
-
-class _Judge(Protocol):
-    @property
-    def job(self) -> _Job: ...
-    def predict(self, model: torch.nn.Module, batch: ShardBatch) -> list[Tensor]: ...
-    def pairs(self, batch: ShardBatch, outputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]: ...
-
-
-def probe(judge: _Judge, run: Run, sample: ShardBatch | None) -> None:
+def probe(judge: Judge, run: Run, sample: ShardBatch | None) -> None:
     """Run copies of the first row of `sample` through the model and the loss; do nothing if `sample` is None.
 
     Raises `ConfigError` for a model or a loss that does not take the columns' shapes, and for a label that torch's own
@@ -59,10 +41,10 @@ def probe(judge: _Judge, run: Run, sample: ShardBatch | None) -> None:
         except SHAPE_ERRORS as error:
             raise refused_model(_located(error), job.inputs.describe(run.rows.kinds)) from error
         for place, (output, label) in enumerate(judge.pairs(batch, outputs)):
-            _check(job.losses[place], job.label_cols[place], output, label)
+            _check(job.losses.losses[place], judge.label_cols[place], output, label)
 
 
-def _check(loss: Any, name: str, output: Tensor, label: Tensor) -> None:
+def _check(loss: Loss, name: str, output: Tensor, label: Tensor) -> None:
     shapes = f"label {name!r} has the shape {_shape(label)}, the model's output {_shape(output)}, without the rows"
     own = (getattr(loss, "__module__", None) or type(loss).__module__).startswith("torch.nn")
     of_classes = getattr(loss, "__name__", type(loss).__name__).replace("_", "").lower() in _OF_CLASSES
@@ -93,7 +75,13 @@ class _Broadcasting(TorchDispatchMode):
         self._rows = rows
         self.shapes: str | None = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         given = [each for each in args if isinstance(each, Tensor)]
         if isinstance(result, Tensor) and len(given) > 1 and self.shapes is None and "mm" not in str(func):
