@@ -27,7 +27,7 @@ def is_local(dataset: object) -> bool:
 
 
 @contextmanager
-def as_files(dataset: Any, needed: Sequence[str]) -> Iterator[str]:
+def as_files(dataset: object, needed: Sequence[str]) -> Iterator[str]:
     """Yield the URL or path of Parquet files with the rows; files that it writes are removed at the end.
 
     A file that it writes has the `needed` columns, or all columns if a needed one is missing. Raises `DataError` for a

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import cloudpickle
 import pyspark
@@ -26,15 +26,16 @@ from farandole.estimators.portable import Portable
 from farandole.estimators.store import FilesystemStore
 from farandole.launch.pickling import dump
 
-__all__ = ["PARAMETERS", "Saved", "dumped_parameters", "loaded_parameters"]
+__all__ = ["PARAMETERS", "Facts", "Saved", "dumped_parameters", "loaded_parameters"]
 
 PARAMETERS = "parameters.pickle"  # the parameters of an estimator that JSON cannot hold
 _METADATA = "metadata/part-00000"
 
+Facts: TypeAlias = Mapping[str, Any]  # values of JSON
 S = TypeVar("S", bound="Saved")
 
 
-class Saved(Params, MLWritable, MLReadable[Any], Portable):
+class Saved(Params, MLWritable, MLReadable["Saved"], Portable):
     """A `Params` object with `write`, `save`, `read` and `load`, and without Spark `to_files` and `from_files`.
 
     Loading unpickles: load only what you trust.
@@ -46,7 +47,7 @@ class Saved(Params, MLWritable, MLReadable[Any], Portable):
 
     @classmethod
     @abstractmethod
-    def _revived(cls, facts: Mapping[str, Any], folder: "Folder") -> Self:
+    def _revived(cls, facts: Facts, folder: Folder) -> Self:
         """Return the object that `_contents` described; the caller sets the parameters of the metadata."""
 
     def write(self) -> MLWriter:
@@ -54,7 +55,7 @@ class Saved(Params, MLWritable, MLReadable[Any], Portable):
         return _Writer(self)
 
     @classmethod
-    def read(cls) -> MLReader[Any]:
+    def read(cls) -> MLReader[Self]:
         """Return the reader."""
         return _Reader(cls)
 
@@ -141,7 +142,7 @@ def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__name__}"
 
 
-def _restored(kind: type[S], metadata: Mapping[str, Any], folder: Folder) -> S:
+def _restored(kind: type[S], metadata: Facts, folder: Folder) -> S:
     loaded = kind._revived(metadata["facts"], folder)
     loaded._resetUid(metadata["uid"])
     loaded._set(**metadata["paramMap"])

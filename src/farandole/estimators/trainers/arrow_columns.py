@@ -1,14 +1,14 @@
 """Columns of a rank's file that are not plain numbers: values of any type, and vectors that stay sparse."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from farandole.data import ColumnFacts, FieldOptions, Ragged, SparseRows
+from farandole.data import ColumnFacts, FieldOptions, Number, Ragged, SparseRows
 from farandole.data.formats.fields import Field, Vectors, plan_fields
 from farandole.data.loading.values import own_rows
 from farandole.errors import DataError
@@ -39,11 +39,11 @@ def filled_up(name: str, vectors: pa.Array, width: int) -> NDArray[np.float64]:
 class HeldColumn:
     """Numbers in memory, rows first."""
 
-    values: NDArray[Any]
+    values: NDArray[Number]
 
-    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Number]:
         """Copy these rows, in this order."""
-        taken: NDArray[Any] = self.values[rows]
+        taken: NDArray[Number] = self.values[rows]
         return taken
 
 
@@ -100,7 +100,7 @@ class AnyColumn:
             field = None
         return cls(name, _Chunks.of(column), field)
 
-    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.object_]:
         """Return one object per row."""
         column = self._rows.take(rows)
         cells = np.empty(len(rows), object)
@@ -110,7 +110,7 @@ class AnyColumn:
             cells[place] = item
         return cells
 
-    def _items(self, column: pa.Array) -> list[Any]:
+    def _items(self, column: pa.Array) -> Sequence[object]:
         if _lists_numbers(column.type) and column.flatten().null_count:
             return [_with_nulls(cell, column.type.value_type) for cell in column.to_pylist()]
         if self._field is None:
@@ -130,7 +130,7 @@ def _lists_numbers(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(item) or pa.types.is_floating(item) or pa.types.is_boolean(item))
 
 
-def _with_nulls(items: list[Any], kind: pa.DataType) -> NDArray[Any]:
+def _with_nulls(items: list[object], kind: pa.DataType) -> NDArray[np.generic]:
     """Return an array; nulls are NaN among floating-point numbers, and None in an array of objects otherwise."""
     if None in items and not pa.types.is_floating(kind):
         return np.array(items, object)

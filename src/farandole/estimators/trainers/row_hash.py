@@ -1,14 +1,18 @@
 """Hash of each row's content, by which rows are shared out and ordered; Spark's `xxhash64` for rows of numbers."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from farandole.data import Number
+
 __all__ = ["hash_rows", "partition_of"]
+
+U = TypeVar("U", np.uint32, np.uint64)
 
 _SEED = 42
 _P1, _P2, _P3, _P4, _P5 = (
@@ -88,7 +92,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _numbers(column: pa.Array) -> NDArray[Any]:
+def _numbers(column: pa.Array) -> NDArray[Number]:
     """Return the numbers of a column in the type that Spark hashes them in; nulls are 0."""
     kind = column.type
     if pa.types.is_boolean(kind) or kind in (pa.uint8(), pa.int8(), pa.int16(), pa.uint16()):
@@ -100,7 +104,7 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
     return np.asarray(column.fill_null(0))
 
 
-def _hash_numbers(numbers: NDArray[Any], seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _hash_numbers(numbers: NDArray[Number], seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
     if numbers.dtype.kind == "f":
         numbers = numbers + numbers.dtype.type(0)  # -0.0 becomes 0.0
         numbers[np.isnan(numbers)] = np.nan  # all NaNs get the same bits
@@ -118,9 +122,9 @@ def _hash_numbers(numbers: NDArray[Any], seeds: NDArray[np.uint64]) -> NDArray[n
     return hashed
 
 
-def _rotated(words: NDArray[Any], bits: int) -> NDArray[Any]:
+def _rotated(words: NDArray[U], bits: int) -> NDArray[U]:
     """Return unsigned integers with their bits rotated to the left."""
     kind = words.dtype.type
     size = words.dtype.itemsize * 8
-    rotated: NDArray[Any] = (words << kind(bits)) | (words >> kind(size - bits))
+    rotated: NDArray[U] = (words << kind(bits)) | (words >> kind(size - bits))
     return rotated

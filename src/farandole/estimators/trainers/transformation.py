@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from farandole.data import Gather, RowColumn, ShardLoader
+from farandole.data import Gather, Number, RowColumn, ShardLoader
 from farandole.data.transform import TransformSpec
 from farandole.errors import ConfigError, DataError
 
@@ -34,8 +34,8 @@ _HELD = {
 class Transformation:
     """The function, with an estimator's settings for it, and the columns of the rows that it takes."""
 
-    function: Callable[[dict[str, Any]], Any]
-    edit_fields: tuple[Any, ...]  # (name, type, shape, nullable) of columns that it changes or adds
+    function: Callable[[dict[str, object]], object]
+    edit_fields: tuple[tuple[object, ...], ...]  # (name, type, shape, nullable) of columns that it changes or adds
     removed_fields: tuple[str, ...]
     fed: tuple[str, ...]
 
@@ -55,7 +55,7 @@ class RowTransform:
     seed: int
     rank: int
 
-    def __call__(self, rows: NDArray[np.int64], turn: Sequence[int]) -> dict[str, NDArray[Any]]:
+    def __call__(self, rows: NDArray[np.int64], turn: Sequence[int]) -> dict[str, NDArray[Number]]:
         """Return the wanted columns of these rows; `turn` identifies the batch and sets the seed.
 
         Raises `DataError` for a row whose types or shapes differ from the first row's, and the function's errors."""
@@ -83,7 +83,7 @@ class RowTransform:
             columns[name] = values.astype(dtype, copy=False)
         return columns
 
-    def kept(self, order: NDArray[np.int64], count: int) -> dict[str, NDArray[Any]]:
+    def kept(self, order: NDArray[np.int64], count: int) -> dict[str, NDArray[Number]]:
         """Return the wanted columns of `count` rows; the function runs on those in `order`, others are undefined."""
         columns = {name: np.empty((count, *shape), dtype) for name, (dtype, shape) in self.facts.items()}
         for first in range(0, len(order), _AT_ONCE):
@@ -96,7 +96,7 @@ class RowTransform:
         """Return the type of each column as a text: {"x": "float32[28, 28]"}."""
         return {name: _kind(*facts) for name, facts in self.facts.items()}
 
-    def _row(self, row: dict[str, Any], promised: Iterable[str]) -> Mapping[str, Any]:
+    def _row(self, row: dict[str, object], promised: Iterable[str]) -> Mapping[str, object]:
         made = self.transformation.function(row)
         if not isinstance(made, Mapping):
             raise ConfigError(_SETTING, f"returns {type(made).__name__}, and has to return a row as a dict")
@@ -113,7 +113,7 @@ class TransformedLoader(ShardLoader):
     transform: RowTransform
     validates: bool = False
 
-    def take(self, rows: NDArray[np.int64], *, epoch: int = 0, step: int = 0) -> dict[str, NDArray[Any]]:
+    def take(self, rows: NDArray[np.int64], *, epoch: int = 0, step: int = 0) -> dict[str, NDArray[Number]]:
         """Return the columns that the function makes from these rows."""
         return self.transform(rows, (epoch, step, 3 if self.validates else 2))
 
@@ -157,7 +157,7 @@ def _try_first(transform: RowTransform, row: NDArray[np.int64]) -> tuple[Facts, 
     return facts, ""
 
 
-def _column(spec: TransformSpec, name: str, cells: list[Any]) -> NDArray[Any]:
+def _column(spec: TransformSpec, name: str, cells: list[Any]) -> NDArray[Number]:
     """Return the results of one column as an array, rows first; raises `DataError` for results that no tensor holds."""
     nothing = sum(cell is None for cell in cells)
     if nothing:
@@ -183,7 +183,7 @@ def _column(spec: TransformSpec, name: str, cells: list[Any]) -> NDArray[Any]:
     return values.astype(held, copy=False)
 
 
-def _holds(dtype: str, values: NDArray[Any]) -> bool:
+def _holds(dtype: str, values: NDArray[Number]) -> bool:
     """Return whether the type holds these values; floating-point numbers may be rounded, integers may not."""
     if not np.can_cast(values.dtype, dtype, "same_kind"):
         return False
