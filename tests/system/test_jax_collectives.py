@@ -16,7 +16,7 @@ pytest.importorskip("jax")
 # Each process imports JAX, and compiles programs.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PROGRAM = """
+START = """
 import os, signal, sys
 import jax, numpy as np
 from jax import lax
@@ -32,6 +32,9 @@ def run(body, mesh, local):
     made = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(given)
     return jax.tree.map(lambda each: np.asarray(each.addressable_shards[0].data), made)
 
+"""
+
+EVERYTHING = """
 def operations(values):
     made = {
         "psum": lax.psum(values, "ranks"),
@@ -73,8 +76,8 @@ os._exit(0)  # else JAX waits for the dead process
 """
 
 
-def test_every_collective_and_the_loss_of_a_process() -> None:
-    size = 3
+def outcomes(program: str, size: int) -> list[tuple[int, str, str]]:
+    """Run the program in `size` processes; return the exit code, the output and the errors of each."""
     env = {
         **os.environ,
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi",
@@ -85,7 +88,7 @@ def test_every_collective_and_the_loss_of_a_process() -> None:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-P", "-c", PROGRAM, address, str(size), str(rank)],
+            [sys.executable, "-P", "-c", START + program, address, str(size), str(rank)],
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -98,29 +101,55 @@ def test_every_collective_and_the_loss_of_a_process() -> None:
     finally:
         for each in ranks:
             each.kill()
-    assert [each.returncode for each in ranks] == [0, -9, 0], outputs
-    for rank, (output, errors) in enumerate(outputs):
+    return [(each.returncode, *output) for each, output in zip(ranks, outputs, strict=True)]
+
+
+def test_every_collective_and_the_loss_of_a_process() -> None:
+    done = outcomes(EVERYTHING, 3)
+    assert [code for code, _, _ in done] == [0, -9, 0], done
+    for rank, (_, output, errors) in enumerate(done):
         assert output.startswith("equal\n"), (output, errors)
         assert ("rank 1 is lost (its process was killed or crashed)" in output) == (rank != 1), output
         assert errors.count("JAX's collectives on CPUs are farandole's") == (rank == 0), errors
 
 
+FAILURE = """
+mesh = Mesh(np.array(jax.devices()), ("ranks",))
+add = lambda: run(lambda each: lax.psum(each, "ranks"), mesh, np.ones(1, np.float32))
+add()
+if rank == 1:
+    raise LookupError("no such thing")
+add()
+"""
+
+
+def test_a_process_that_ends_by_an_exception() -> None:
+    (code, _, errors), (other, _, problem) = outcomes(FAILURE, 2)
+    assert (code, other) == (1, 1), (errors, problem)
+    assert "JaxRuntimeError" in errors and "LookupError: no such thing" in problem, (errors, problem)
+
+
 JOB = """
+import time
 import jax, numpy as np
 import farandole.jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 jax.distributed.initialize()
 ranks = Mesh(np.array(jax.devices()), ("ranks",))
-given = jax.make_array_from_process_local_data(NamedSharding(ranks, P("ranks")), np.ones(2, np.float32))
-total = jax.jit(lambda values: values.sum(), out_shardings=NamedSharding(ranks, P()))(given)
-print(f"{jax.process_count()} {float(total)}\\n", end="", flush=True)
+values = jax.make_array_from_process_local_data(NamedSharding(ranks, P("ranks")), np.ones(2, np.float32))
+step = jax.jit(lambda values: values + values.sum(), out_shardings=NamedSharding(ranks, P("ranks")))
+for _ in range(4):
+    values = step(values)
+if jax.process_index() == 0:  # the other process reads no result, and ends first
+    time.sleep(1)
+    print(f"{jax.process_count()} {values.addressable_shards[0].data}\\n", end="", flush=True)
 """
 
 
-def test_below_the_launcher(tmp_path: Path) -> None:
+def test_below_the_launcher_with_a_process_that_ends_first(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(JOB)
     command = ["run", "-np", "2", "--as-gloo", sys.executable, str(tmp_path / "train.py")]
     done = farandole(*command, env={"JAX_PLATFORMS": "cpu"}, timeout=150)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(" 2 4.0\n") == 2, done.stdout
+    assert " 2 [625. 625.]\n" in done.stdout, done.stdout
     assert done.stderr.count("JAX's collectives on CPUs are farandole's") == 1, done.stderr

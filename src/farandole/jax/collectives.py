@@ -166,9 +166,11 @@ class _Library:
         return number
 
     def _end(self) -> None:
-        # A process that ends first still has a part in the others' last operations.
-        with suppress(CollectiveError, EngineClosed):
-            self._context.engine.run(Request(kinds.BARRIER), "jax.end", None, None)
+        # XLA may still run programs, whose results only other processes read. One that ends by an exception leaves at
+        # once, so that the others get an error.
+        if not hasattr(sys, "last_value"):
+            with suppress(CollectiveError, EngineClosed):
+                self._context.engine.run(Request(kinds.BARRIER), "jax.end", None, None)
         self._context.shutdown()
 
 
