@@ -1,6 +1,6 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup packages demo test test-slow test-without test-oldest test-tensorflow test-mxnet test-pythons test-compilers \
+.PHONY: help setup packages demo test test-slow test-without test-oldest test-tensorflow test-mxnet test-orphans test-pythons test-compilers \
   test-wheel test-native test-gpu lint fmt docs bench check tsan asan wheel release \
   release-notes test-matrix test-arm clean
 
@@ -16,6 +16,7 @@ ONLY ?=
 PYTHONS ?=
 COMPILERS ?=
 ROWS ?=
+PROGRAMS ?=
 TAG ?=
 VERSIONS ?= 2.17.1 2.19.1
 MXNETS ?= 1.9.1 2.0.0b1
@@ -51,6 +52,9 @@ test-tensorflow: setup  ## run the tests of TensorFlow and Keras with VERSIONS=.
 
 test-mxnet: setup  ## run the tests of MXNet 1.9.1 and 2.0.0b1, or MXNETS=..., in environments of their own
 	@$(BIN)/python tools/oldest.py $(MXNETS:%=mxnet==%) -- $(ARGS)
+
+test-orphans: setup  ## run programs that others wrote for Horovod, or PROGRAMS='returnn deepmd-kit', in environments of their own
+	@$(BIN)/python tools/orphans.py $(PROGRAMS)
 
 test-pythons: setup  ## build with each Python from 3.11 on, or PYTHONS=..., and run the core suite with it, without a framework
 	@tools/pythons.sh $(PYTHONS)
