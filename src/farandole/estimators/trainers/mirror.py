@@ -5,6 +5,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from farandole.closing import Closing
 from farandole.estimators.store import FilesystemStore
 
 __all__ = ["Mirror", "StoredFolder"]
@@ -40,7 +41,7 @@ class Mirror:
         return {each.relative_to(self._folder).as_posix(): _mark(each) for each in files}
 
 
-class StoredFolder:
+class StoredFolder(Closing):
     """The local folder `path` for the files at `target` in a store: that folder itself, or a copy of a remote one.
 
     The copy is a new, empty folder. `close` removes it."""

@@ -97,8 +97,7 @@ class LightningTrainer:
         if store is None:
             self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-lightning-")))
         else:
-            self._files = StoredFolder(store, store.get_run_path(job.plan.run_id))
-            stack.callback(self._files.close)
+            self._files = stack.enter_context(StoredFolder(store, store.get_run_path(job.plan.run_id)))
             self.folder = self._files.path
         self.loader = self._loader(training=True)
         self.trainer = self._trainer()

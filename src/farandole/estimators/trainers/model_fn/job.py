@@ -2,16 +2,16 @@
 
 import os
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from farandole.closing import Closing
 from farandole.data import Number
 from farandole.estimators.store import FilesystemStore
 from farandole.estimators.trainers.keras.model import DumpedModel
@@ -53,7 +53,7 @@ class Table:
     label: tuple[str, int | None]
 
 
-class Program(ABC):
+class Program(Closing):
     """A model on one rank; a context. Creation, steps and evaluations are collectives."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -89,11 +89,8 @@ class Program(ABC):
     def export(self, folder: Path, to: Path) -> FrozenGraph:
         """Write the last checkpoint as a SavedModel into the new folder `to`; called on rank 0."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close the writers. A subclass ends hooks before, unless the training has failed."""
+    def close(self) -> None:
+        """Close the writers. The end of a subclass's context ends hooks before, unless the training has failed."""
         self._writers.close()
 
 

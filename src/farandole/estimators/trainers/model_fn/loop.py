@@ -1,24 +1,31 @@
 """A rank's training loop: steps, checkpoints at intervals, an evaluation after each checkpoint, and the export."""
 
+import inspect
 import math
 import shutil
 import time
 from pathlib import Path
 from typing import SupportsFloat, TypeGuard
 
+import keras
+
 from farandole.core.operations.objects import allgather_object
 from farandole.core.public import init, rank, shutdown, size
+from farandole.errors import ConfigError
 from farandole.estimators.run_lock import require_owner
-from farandole.estimators.trainers.model_fn.choice import choose_program
+from farandole.estimators.trainers.keras.model import DumpedModel
 from farandole.estimators.trainers.model_fn.folder import ModelFolder
 from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph
+from farandole.estimators.trainers.model_fn.graph import Built, GraphProgram, call, config_of
 from farandole.estimators.trainers.model_fn.intact import choose_intact
-from farandole.estimators.trainers.model_fn.job import ModelFnJob, Program
+from farandole.estimators.trainers.model_fn.job import ModelFnJob, Program, Table
+from farandole.estimators.trainers.model_fn.keras_model import KerasProgram
 from farandole.estimators.trainers.model_fn.rows import full_batches, table_of, validation_batches
 from farandole.estimators.trainers.rows import Rows, open_rows
 from farandole.spark.driver.messages import log_to_driver, send
 from farandole.spark.driver.progress import Progress
 from farandole.spark.jobs.child import shard
+from farandole.tensorflow.estimator import ModeKeys
 
 __all__ = ["fit", "train"]
 
@@ -47,7 +54,7 @@ def fit(job: ModelFnJob, path: Path) -> FrozenGraph | None:
         if folder is not None:
             choose_intact(folder.path, job.model_dir, lambda text: log_to_driver(f"warning: {text}"))
         here = None if folder is None else folder.path
-        with choose_program(job, table, here) as program:
+        with _choose_program(job, table, here) as program:
             _Loop(job, rows, program, folder).run()
             if folder is None:
                 return None
@@ -55,6 +62,30 @@ def fit(job: ModelFnJob, path: Path) -> FrozenGraph | None:
     finally:
         if folder is not None:
             folder.close()
+
+
+def _choose_program(job: ModelFnJob, table: Table, folder: Path | None) -> Program:
+    """Return this rank's program for a Keras model, or for the result of a model function.
+
+    A function without an argument `features` must return a Keras model. If a function with it returns one, it is called
+    again, with Keras inputs as features instead of the tensors of a graph. Raises `ConfigError` for other results."""
+    model_fn = job.model_fn
+    if isinstance(model_fn, DumpedModel):
+        return KerasProgram(job, table, folder, model_fn.load())
+    taken = inspect.signature(model_fn).parameters.values()
+    if any(each.name == "features" or each.kind == each.VAR_KEYWORD for each in taken):
+        training = Built(job, table, ModeKeys.TRAIN, seed=job.seed + rank())
+        if not isinstance(training.given, keras.Model):
+            return GraphProgram(job, table, folder, training)
+    keras.backend.clear_session()  # resets the counters in layers' names, which name inputs and outputs
+    features = {
+        name: keras.Input([] if width is None else [width], dtype=dtype, name=name)
+        for name, (dtype, width) in table.features.items()
+    }
+    model = call(model_fn, features, None, ModeKeys.TRAIN, dict(job.params), config_of(job))
+    if not isinstance(model, keras.Model):
+        raise ConfigError("modelFn", f"has no argument features, so it must return a keras.Model, got {model!r}")
+    return KerasProgram(job, table, folder, model)
 
 
 class _Loop:
