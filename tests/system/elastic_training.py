@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,12 +201,16 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def training(
-    folder: Path, *options: str, program: str = TRAINING, run: Sequence[str] = (*command("run"), "--verbose")
+    folder: Path,
+    *options: str,
+    program: str = TRAINING,
+    run: Sequence[str] = (*command("run"), "--verbose"),
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Training]:
     (folder / "train.py").write_text(program)
     words = [*run, *options, "--blacklist-cooldown-range", "0.1", "0.2", sys.executable, "train.py"]
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-        process = subprocess.Popen(words, cwd=folder, stdout=out, stderr=err, start_new_session=True)
+        process = subprocess.Popen(words, cwd=folder, env=env, stdout=out, stderr=err, start_new_session=True)
     try:
         yield Training(folder, process, program != TRAINING)
     finally:

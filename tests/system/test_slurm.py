@@ -1,7 +1,10 @@
 """A real Slurm of two nodes on this machine: programs below srun; `farandole run` and mpirun in an allocation."""
 
+import contextlib
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -14,6 +17,8 @@ import pytest
 from helpers.marked import wait_until_gone
 from helpers.mpi_sites import INSTALLED, SURROUNDINGS
 from helpers.slurm import NODES, problem_of_slurm, slurm
+from system.elastic_training import training
+from system.launched import parent_of
 
 pytestmark = [
     pytest.mark.native,
@@ -63,6 +68,17 @@ def start(cluster: Mapping[str, str], *words: str, **variables: str) -> "subproc
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
+def steps_on(node: str) -> list[int]:
+    """Return the processes of srun that wait for a step on `node`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            words = entry.read_bytes().split(b"\0")
+            if words[0].endswith(b"srun") and f"--nodelist={node}".encode() in words:
+                found.append(int(entry.parent.name))
+    return found
+
+
 def lines_of(size: int) -> list[str]:
     total = [float(sum(range(size))), float(sum(range(size)) + size)]
     return [f"rank {rank} of {size}: {total}" for rank in range(size)]
@@ -102,6 +118,23 @@ def test_a_rank_that_fails_on_a_node_ends_the_others(cluster: Mapping[str, str])
     assert done.returncode == 7, done.stderr
     assert "rank 1 failed: exited with code 7" in done.stderr
     assert wait_until_gone(mark, 10.0) == []
+
+
+def test_an_elastic_job_goes_on_when_a_node_is_lost(cluster: Mapping[str, str], tmp_path: Path) -> None:
+    """The node's step is lost with all of its processes; the job takes the node in again once srun reaches it."""
+    run = [*FOUR_TASKS, *FARANDOLE, "run", "--verbose"]
+    with training(tmp_path, "-np", "4", "--min-np", "2", "--max-np", "4", run=run, env=cluster) as job:
+        job.wait(lambda: len(job.pids()) == 4 and 4 in job.sizes(), "the ranks of both nodes train")
+        before = job.pids()
+        agent = parent_of(parent_of(before[3]))
+        assert agent == parent_of(parent_of(before[2]))
+        since = len(job.output)
+        os.kill(parent_of(agent), signal.SIGKILL)  # the node's end of the step
+        job.wait(lambda: 2 in job.sizes(since), "the other node's ranks go on")
+        for process in steps_on(NODES[1]):  # which Slurm ends once it knows of the node's loss
+            os.kill(process, signal.SIGKILL)
+        job.wait(lambda: 4 in job.sizes(since), "the node is back")
+        assert {before[0], before[1]} <= set(job.finish())
 
 
 # A function on each rank gives its place.

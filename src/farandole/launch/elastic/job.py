@@ -34,9 +34,9 @@ __all__ = ["ElasticJob", "open_elastic_job"]
 
 log = logging.getLogger(__name__)
 
-PING_EVERY = 0.5  # seconds
-STILL = 2  # answers of a rank that has finished no operation meanwhile: it seems to wait for others
-SILENT = 3  # questions without an answer, while other ranks wait, after which a member is lost
+PING_EVERY = 0.25  # seconds
+STILL = 4  # answers of a rank that has finished no operation meanwhile: it seems to wait for others
+SILENT = 6  # questions without an answer, while other ranks wait, after which a member is lost
 LOST_HOST = 255  # code of a member whose host is lost
 LEAVE = 10.0  # seconds for a member that was told to end
 RETURN = 15.0  # seconds for the members of a lost launcher to call this one
@@ -188,14 +188,19 @@ class ElasticJob:
         self._end_at.pop(event.number, None)
         if event.failure is not None and event.number in self._roster.live:
             log.warning("member %d is lost: %s", event.number, event.failure.reason)
-        if event.failure is not None and event.number in self._formed and self._server is not None:
-            self._server.depart(self._formed.index(event.number), f"member {event.number} is lost")
+        if event.failure is not None:
+            self._depart(event.number)
         self._roster.lose(event.number, event.failure, now)
         if self._record is not None and event.number in self._record.members:
             del self._record.members[event.number]
             self._record.write()
         if event.failure is not None and event.failure.code == LOST_HOST and event.number in self._started:
             self._agents.drop(self._started[event.number].host.name)
+
+    def _depart(self, number: int) -> None:
+        """Tell the ranks that still meet that this one will not come."""
+        if number in self._formed and self._server is not None:
+            self._server.depart(self._formed.index(number), f"member {number} is lost")
 
     def _ask_members(self) -> None:
         """Ask all members whether they are alive; give up those that others wait for and that do not answer."""
@@ -211,6 +216,7 @@ class ElasticJob:
             if signs[number].unanswered > SILENT:
                 why = f"it gave no sign of life for {PING_EVERY * SILENT:g} s while others waited: it is stopped"
                 log.warning("member %d is lost: %s", number, why)
+                self._depart(number)  # nobody else tells of its end if its host is lost
                 for action in self._roster.give_up(number, why, now):
                     self._act_end(action)
 
@@ -345,8 +351,7 @@ class ElasticJob:
         same = of.opened.agent.identity == seen_by.opened.agent.identity
         return (addresses if same or not others else others)[0]
 
-    def _act_end(self, action: object) -> None:
-        assert isinstance(action, End)
+    def _act_end(self, action: End) -> None:
         log.info("member %d is ended: %s", action.number, action.why)
         seat = self._started.get(action.number)
         if seat is None:

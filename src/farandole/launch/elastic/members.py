@@ -50,6 +50,7 @@ class Signs:
     """What a member lets its launcher know of its life."""
 
     unanswered: int = 0  # questions since its last message
+    was_cut: bool = False  # its connection has ended without a word; its agent tells why, unless that is lost, too
     operations: int = 0  # that it has finished in its generation
     still: int = 0  # answers since that number changed
 
@@ -107,8 +108,8 @@ class Members:
         with self._changing:
             signs = self._signs.setdefault(number, Signs())
             signs.unanswered += 1
-        if not self.send(number, Ping()):
-            signs.unanswered = 0  # it is not connected yet, or its end will be reported
+        if not self.send(number, Ping()) and not signs.was_cut:
+            signs.unanswered = 0  # it is not connected yet
         return signs
 
     def addresses(self, number: int) -> list[str]:
@@ -138,6 +139,7 @@ class Members:
             target=self._read, args=(int(number), admitted.sock), name=f"farandole-member-{number}", daemon=True
         )
         with self._changing:
+            self._signs[int(number)] = Signs()
             self._socks[int(number)] = admitted.sock
             self._threads = [each for each in self._threads if each.is_alive()] + [reader]
         reader.start()
@@ -166,4 +168,5 @@ class Members:
             if self._socks.get(number) is not sock:
                 return  # it has called again
             del self._socks[number]
+            self._signs.setdefault(number, Signs()).was_cut = not well
         self._events.put(Left(number, well))

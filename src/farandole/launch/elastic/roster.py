@@ -276,7 +276,7 @@ class Roster:
     def _first_wait(self) -> float | None:
         return min((each.since for each in self._members.values() if each.phase == "waiting"), default=None)
 
-    def give_up(self, number: int, why: str, now: float) -> Iterator[Action]:
+    def give_up(self, number: int, why: str, now: float) -> Iterator[End]:
         """Count a member as lost although its process may still be there, and end that."""
         failure = Failure(rank=number, reason=why, code=255, at=now, killed=True)
         self.lose(number, failure, now)
