@@ -113,8 +113,9 @@ def install(folder: Path, orphan: Orphan) -> None:
 
 def unpack(package: str, work: Path) -> Path:
     """Return the folder of a package's sdist, which pip downloads. Raises `Unavailable`."""
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(work), package]
-    made = subprocess.run(pip, capture_output=True, text=True)
+    # ":all:" in place of the name would also build from source what the package needs for its build.
+    pip = ["pip", "download", "-q", "--no-deps", "--no-binary", package.partition("==")[0], "-d", str(work), package]
+    made = subprocess.run([sys.executable, "-m", *pip], capture_output=True, text=True)
     if made.returncode:
         raise Unavailable(f"pip: {' '.join(made.stderr.split())[-300:]}")
     (archive,) = work.glob("*.tar.gz")
