@@ -14,7 +14,7 @@ from system.launched import farandole
 pytest.importorskip("jax")
 
 # Each process imports JAX, and compiles programs.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 START = """
 import os, signal, sys
@@ -123,6 +123,7 @@ add()
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_by_an_exception() -> None:
     (code, _, errors), (other, _, problem) = outcomes(FAILURE, 2)
     assert (code, other) == (1, 1), (errors, problem)
@@ -146,6 +147,7 @@ if jax.process_index() == 0:  # the other process reads no result, and ends firs
 """
 
 
+@pytest.mark.slow
 def test_below_the_launcher_with_a_process_that_ends_first(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(JOB)
     command = ["run", "-np", "2", "--as-gloo", sys.executable, str(tmp_path / "train.py")]
