@@ -22,7 +22,7 @@ nccl_built poll rank reducescatter reducescatter_async remove_process_set rocm_b
 stop_timeline sycl_built synchronize
 """
 TORCH = (
-    "DiLoCo DistributedOptimizer HorovodInternalError LocalSGD SyncBatchNorm broadcast_optimizer_state "
+    "DiLoCo DistributedOptimizer HorovodInternalError LocalSGD PowerSGD SyncBatchNorm broadcast_optimizer_state "
     "broadcast_parameters convert_sync_batchnorm elastic sparse_allreduce_async"
 )
 TENSORFLOW = """

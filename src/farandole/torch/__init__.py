@@ -17,6 +17,7 @@ with _importing("farandole.torch"):
     from farandole.torch import elastic
     from farandole.torch import ops as _ops
     from farandole.torch.local import DiLoCo, LocalSGD
+    from farandole.torch.low_rank import PowerSGD
     from farandole.torch.ops import *
     from farandole.torch.optimizer import DistributedOptimizer
     from farandole.torch.own_gpu import prefer_own_gpu as _prefer_own_gpu
@@ -33,6 +34,7 @@ __all__ = [
     "Handle",
     "HorovodInternalError",
     "LocalSGD",
+    "PowerSGD",
     "SyncBatchNorm",
     "allgather_object",
     "barrier",

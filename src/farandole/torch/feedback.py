@@ -12,8 +12,22 @@ BLOCK = 256  # values that share a scale; see native/base/int8_blocks.h
 class ErrorFeedback:
     """The errors of this rank's gradients, by the names of their parameters."""
 
+    key = "errors_of_int8"  # in an optimizer's state_dict
+
     def __init__(self) -> None:
         self.errors: dict[str, torch.Tensor] = {}
+
+    def clear(self) -> None:
+        """Forget everything, because the ranks have changed."""
+        self.errors = {}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the errors."""
+        return dict(self.errors)
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Take copies of what `state` returned."""
+        self.errors = {name: error.clone() for name, error in state.items()}
 
     def feed(self, name: str, gradient: torch.Tensor) -> None:
         """Add the last error to a contiguous float32 gradient, in place, and keep the error that it will have.

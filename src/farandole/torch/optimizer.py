@@ -16,17 +16,17 @@ from farandole.core.operations.gradients import (
     predivided,
 )
 from farandole.core.operations.objects import broadcast_object
-from farandole.core.operations.reduction import Adasum, Average
+from farandole.core.operations.reduction import Adasum, Average, Sum
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, is_alone, require_registered
+from farandole.errors import UnsupportedReduction
 from farandole.torch.adasum import AdasumFront, Combination
 from farandole.torch.front import Front, mix_in
+from farandole.torch.low_rank import PowerSGD
 from farandole.torch.ops import Compression
 from farandole.torch.reducer import Parameter, Reducer
 from farandole.torch.second_group import warn_of_second_group
 
 __all__ = ["DistributedOptimizer"]
-
-ERRORS = "errors_of_int8"  # key in a state_dict
 
 
 class _Distributed(Front):
@@ -123,10 +123,10 @@ class _Distributed(Front):
         self._synchronized = False
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state; with `Compression.int8` also this rank's errors, which other optimizers ignore."""
+        """Return the state; with int8 or PowerSGD also this rank's errors, which other optimizers ignore."""
         state = super().state_dict()
         feedback = self._reducer.feedback
-        return state if feedback is None else {**state, ERRORS: dict(feedback.errors)}
+        return state if feedback is None else {**state, feedback.key: feedback.state()}
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Load, and forget which gradients were being reduced."""
@@ -134,9 +134,9 @@ class _Distributed(Front):
         self._synchronized = False
         self._should_synchronize = True
         super().load_state_dict(state_dict)
-        if self._reducer.feedback is not None:
-            errors: dict[str, torch.Tensor] = state_dict.get(ERRORS, {})  # type: ignore[assignment]  # as saved
-            self._reducer.feedback.errors = {name: error.clone() for name, error in errors.items()}
+        feedback = self._reducer.feedback
+        if feedback is not None:
+            feedback.load(state_dict.get(feedback.key, {}))  # type: ignore[arg-type]  # as saved
 
     def add_param_group(self, param_group: dict[str, object]) -> None:
         """Add parameters, which are reduced like the others, each on its own."""
@@ -162,14 +162,16 @@ def DistributedOptimizer(
     """Return an optimizer like `optimizer`, of a subclass of its class, that steps with the gradients of all ranks.
 
     It shares parameters, options and state with `optimizer`, which should no longer be used. Gradients are reduced
-    during the backward pass, and `step` waits for them. `Compression.int8` adds what it loses of a gradient to the next
-    one; `state_dict` holds these errors, and an elastic job drops them when its ranks change. With
+    during the backward pass, and `step` waits for them. `Compression.int8` and `PowerSGD(rank)` add what they lose of a
+    gradient to the next one; `state_dict` holds these errors, and an elastic job drops them when its ranks change. With
     `backward_passes_per_step`, the gradients of that many passes are added up before they are reduced. `groups`, a
     number or lists of parameters, reduces gradients together. `sparse_as_dense` reduces sparse gradients as dense ones;
     SparseAdam gets them sparse again. With `process_set` its members reduce among themselves, and the others step with
     their own gradients. With op=Adasum each rank steps with its own gradients, and the steps are combined. Raises
     `ValueError` for parameters without a name, or with a name used twice, and for contradictory settings."""
     require_registered(process_set, "DistributedOptimizer")
+    if isinstance(compression, PowerSGD) and op not in (Average, Sum):
+        raise UnsupportedReduction("gradients", "PowerSGD supports Average and Sum only")
     options = GradientOptions(
         reduction=predivided(op, gradient_predivide_factor),
         compression=compression,

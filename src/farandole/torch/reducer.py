@@ -18,6 +18,7 @@ from farandole.core.process_sets.process_set import is_alone
 from farandole.errors import InvalidRequest
 from farandole.torch.feedback import ErrorFeedback
 from farandole.torch.flight import Flight, InFlight, Origin, plain
+from farandole.torch.low_rank import LowRank, PowerSGD
 from farandole.torch.ops import Compression, allreduce, requests
 from farandole.torch.sparse import start_sparse
 
@@ -54,8 +55,12 @@ class Reducer:
         self._groups: list[list[int]] = []
         self._options = options
         self._request = Request(kinds.ALLREDUCE, reduction=options.sent, process_set=options.process_set)
-        # None unless gradients are sent as int8.
-        self.feedback = ErrorFeedback() if isinstance(options.compression, ByInt8) else None
+        # None unless the compression feeds errors back.
+        self.feedback: ErrorFeedback | LowRank | None = None
+        if isinstance(options.compression, ByInt8):
+            self.feedback = ErrorFeedback()
+        elif isinstance(options.compression, PowerSGD):
+            self.feedback = LowRank(options.compression.rank, partial(self._reduce_named, wake=False))
         self._attach = attach
         self.paused = False
         self._flights: dict[int, Flight] = {}
@@ -208,7 +213,7 @@ class Reducer:
         self._held, self._held_bytes = {}, 0
         self.reset()
         if self.feedback is not None:
-            self.feedback.errors.clear()
+            self.feedback.clear()
         alone = is_alone(self._options.process_set)
         self._attach = not alone
         if alone:
@@ -249,6 +254,12 @@ class Reducer:
         start: Callable[[Sequence[int], list[torch.Tensor]], Callable[[], object]],
     ) -> None:
         compression = self._options.compression
+        complete: Callable[[], object]
+        if isinstance(self.feedback, LowRank):
+            names = [self._names[place] for place in places]
+            complete = self.feedback.begin(names, gradients, partial(start, places))
+            self._flights.update(dict.fromkeys(places, Flight([self._parameters[place] for place in places], complete)))
+            return
         # A channels-last gradient is not contiguous, so a copy is reduced.
         tensors = list(map(torch.Tensor.contiguous, gradients))
         if compression is Compression.none and all(map(is_, tensors, gradients)):
@@ -264,7 +275,10 @@ class Reducer:
         self._flights.update(dict.fromkeys(places, flight))
 
     def _reduce_each(self, places: Sequence[int], tensors: list[torch.Tensor], wake: bool) -> Callable[[], object]:
-        return requests.start_each(self._request, [self._names[place] for place in places], tensors, wake).wait
+        return self._reduce_named([self._names[place] for place in places], tensors, wake)
+
+    def _reduce_named(self, names: Sequence[str], tensors: Sequence[torch.Tensor], wake: bool) -> Callable[[], object]:
+        return requests.start_each(self._request, names, tensors, wake).wait
 
     def _reduce_group(self, places: Sequence[int], tensors: list[torch.Tensor]) -> Callable[[], object]:
         request = self._request.renamed(self._names[places[0]], grouped=True)
