@@ -43,19 +43,23 @@ void quantise(std::span<const float> values, std::byte* to) {
 
 void dequantise(const std::byte* from, std::span<float> values) {
   const ReduceTable& table = active_table();
-  std::ranges::fill(values, 0.0F);
   for_each_block(values.size(), [&](size_t begin, size_t count) {
     const std::byte* block = from + int8_bytes(begin);
-    table.add_block(block + sizeof(float), scale_at(block), count, values.data() + begin);
+    float* to = values.data() + begin;
+    std::fill_n(to, count, 0.0F);
+    table.add_block(block + sizeof(float), scale_at(block), count, to);
   });
 }
 
-void sum_blocks(std::span<const std::byte* const> sources, size_t count, float factor, std::byte* to) {
+void sum_runs(std::span<const std::byte* const> sources, size_t count, float factor, std::byte* to) {
   const ReduceTable& table = active_table();
-  Block sum{};
-  for (const std::byte* block : sources)
-    table.add_block(block + sizeof(float), factor * scale_at(block), count, sum.values);
-  write_block(table, sum.values, count, to);
+  for_each_block(count, [&](size_t begin, size_t values) {
+    const size_t at = int8_bytes(begin);
+    Block sum{};
+    for (const std::byte* run : sources)
+      table.add_block(run + at + sizeof(float), factor * scale_at(run + at), values, sum.values);
+    write_block(table, sum.values, values, to + at);
+  });
 }
 
 void feed_error(std::span<float> values, float* error) {
@@ -68,7 +72,12 @@ void feed_error(std::span<float> values, float* error) {
     const float scale = table.quantise(value, count, kept);
     Block sent{};
     table.add_block(kept, scale, count, sent.values);
-    for (size_t i = 0; i < count; ++i) lost[i] = std::isnan(scale) ? 0.0F : value[i] - sent.values[i];
+    if (std::isnan(scale)) {
+      std::fill_n(lost, count, 0.0F);
+      return;
+    }
+    for (size_t i = 0; i < count; ++i) lost[i] = value[i] - sent.values[i];
+    std::copy_n(sent.values, count, value);
   });
 }
 

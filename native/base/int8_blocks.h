@@ -34,12 +34,13 @@ inline constexpr size_t kInt8Block = 256;
 void quantise(std::span<const float> values, std::byte* to);
 // Sets `values` to those of the blocks at `from`.
 void dequantise(const std::byte* from, std::span<float> values);
-// Sets one block, of `count` values, to factor * (the sum of the blocks at `sources`), added in float32 in their order.
-// `to` may be one of the sources.
-void sum_blocks(std::span<const std::byte* const> sources, size_t count, float factor, std::byte* to);
+// Sets the blocks of `count` values at `to` to factor * (the sum of those at each of `sources`), added in float32 in
+// their order. `to` may be one of the sources.
+void sum_runs(std::span<const std::byte* const> sources, size_t count, float factor, std::byte* to);
 
-// Error feedback: adds `error` to `values`, then sets `error` to what quantise() will lose of them; to 0 in a block
-// that is not finite.
+// Error feedback: adds `error` to `values`, rounds them to what quantise() keeps of them, and sets `error` to what they
+// lose. quantise() then keeps them but for an ulp of the scale. A block that is not finite is not rounded and has no
+// error.
 void feed_error(std::span<float> values, float* error);
 
 }  // namespace farandole

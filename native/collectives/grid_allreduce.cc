@@ -50,8 +50,11 @@ class Pipeline {
             static_cast<uint32_t>(std::max<size_t>(1, SegmentReduce::chunk_for(mesh.column(), segment_) / run_))),
         lead_(std::min(stripes_, kLeadChunks * per_chunk_)),
         bounds_(bounds()),
-        column_(mesh.column(), output_, bounds_, dtype, levels_.across, run_ * per_chunk_),
-        sources_(mesh.locals()) {}
+        data_(output_, dtype, levels_.across),
+        column_(mesh.column(), data_, bounds_, run_ * per_chunk_),
+        sources_(mesh.locals()) {
+    column_.allow(0);
+  }
 
   void run() {
     first_ = shared_.begin_stripes(false);
@@ -187,6 +190,7 @@ class Pipeline {
   uint32_t per_chunk_;  // stripes in a chunk of the network's
   uint32_t lead_;
   std::vector<size_t> bounds_;
+  BucketData data_;
   SegmentReduce column_;
   std::vector<const void*> sources_;
   uint32_t first_ = 0;

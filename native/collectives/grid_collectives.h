@@ -26,6 +26,13 @@ namespace farandole {
 /// Averaged or scaled integers are sent whole to every rank, which combines them at once.
 const char* grid_allreduce(GridMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
 
+/// Sums float32 tensors over all ranks, between hosts as blocks of 8-bit integers (int8.h), times `factor`. Returns the
+/// algorithm's name.
+///
+/// The ranks of a host add in float32 through memory, each one of L shards; `link_int8_allreduce` sums the shard over
+/// the column, and the host shares the results. A host sends 2 (H-1)/H of the blocks' bytes.
+const char* grid_int8_allreduce(GridMesh& mesh, std::span<const Piece> pieces, float factor);
+
 /// Reduces `in` over all ranks of the grid and writes this rank's part to `out`: `counts[r]` elements for rank r, in
 /// rank order, zero allowed.
 ///

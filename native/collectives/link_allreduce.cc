@@ -66,7 +66,8 @@ void by_segments(Mesh& mesh, const BucketView& bucket, DType dtype, const Reduct
   const size_t share = whole_lines((bucket.bytes() + n - 1) / n);
   std::vector<size_t> bounds(n + 1);
   for (size_t rank = 0; rank <= n; ++rank) bounds[rank] = std::min(rank * share, bucket.bytes());
-  SegmentReduce(mesh, bucket, bounds, dtype, reduction, std::nullopt).run();
+  BucketData data(bucket, dtype, reduction);
+  SegmentReduce(mesh, data, bounds, SegmentReduce::chunk_for(mesh, bounds)).run();
 }
 
 }  // namespace

@@ -22,6 +22,11 @@ namespace farandole {
 ///   large S:  `SegmentReduce`; 2 (N-1)/N S bytes in two steps, chunk by chunk
 const char* link_allreduce(Mesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
 
+/// Sums float32 tensors as blocks of 8-bit integers (int8.h), times `factor`. Returns the algorithm's name.
+///
+/// `SegmentReduce` over blocks: a chunk is quantised before it is sent and dequantised when it has arrived.
+const char* link_int8_allreduce(Mesh& mesh, std::span<const Piece> pieces, float factor);
+
 /// Reduces `in` over all ranks and writes this rank's part to `out`: `counts[r]` elements for rank r, in rank order,
 /// zero allowed.
 ///

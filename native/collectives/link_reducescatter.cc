@@ -13,7 +13,8 @@ void link_reducescatter(Mesh& mesh, const std::byte* in, std::byte* out, std::sp
   // The piece's output is never written: this rank's part goes to `out`, and nothing is gathered.
   const Piece whole{in, const_cast<std::byte*>(in), bounds.back()};
   const BucketView bucket({&whole, 1});
-  SegmentReduce(mesh, bucket, bounds, dtype, reduction, out).run();
+  BucketData data(bucket, dtype, reduction, out, bounds[static_cast<size_t>(mesh.rank())]);
+  SegmentReduce(mesh, data, bounds, SegmentReduce::chunk_for(mesh, bounds), false).run();
 }
 
 }  // namespace farandole

@@ -16,12 +16,6 @@ constexpr size_t kLead = 1;
 // Raw chunks of one peer that may have arrived and not been reduced.
 constexpr size_t kSlots = 2;
 
-size_t longest_of(std::span<const size_t> bounds) {
-  size_t longest = 0;
-  for (size_t i = 0; i + 1 < bounds.size(); ++i) longest = std::max(longest, bounds[i + 1] - bounds[i]);
-  return longest;
-}
-
 }  // namespace
 
 // Streams cannot wait for each other in a cycle. Chunk k of any stream waits only for chunks below k (a slot that chunk
@@ -40,27 +34,20 @@ size_t SegmentReduce::chunk_for(const Mesh& mesh, size_t longest) {
   return std::clamp(whole_lines(longest / 2), smallest, whole_lines(largest));
 }
 
-SegmentReduce::SegmentReduce(Mesh& mesh, const BucketView& bucket, std::span<const size_t> bounds, DType dtype,
-                             const Reduction& reduction, std::optional<std::byte*> mine)
-    : mesh_(mesh),
-      bucket_(bucket),
-      bounds_(bounds),
-      dtype_(dtype),
-      reduction_(reduction),
-      mine_(mine),
-      chunk_bytes_(chunk_for(mesh, longest_of(bounds))) {
-  take_scratch();
+size_t SegmentReduce::chunk_for(const Mesh& mesh, std::span<const size_t> bounds) {
+  size_t longest = 0;
+  for (size_t i = 0; i + 1 < bounds.size(); ++i) longest = std::max(longest, bounds[i + 1] - bounds[i]);
+  return chunk_for(mesh, longest);
 }
 
-SegmentReduce::SegmentReduce(Mesh& mesh, const BucketView& bucket, std::span<const size_t> bounds, DType dtype,
-                             const Reduction& reduction, size_t chunk_bytes)
+SegmentReduce::SegmentReduce(Mesh& mesh, SegmentData& data, std::span<const size_t> bounds, size_t chunk_units,
+                             bool gathers)
     : mesh_(mesh),
-      bucket_(bucket),
+      data_(data),
       bounds_(bounds),
-      dtype_(dtype),
-      reduction_(reduction),
-      chunk_bytes_(chunk_bytes),
-      allowed_(0) {
+      chunk_units_(chunk_units),
+      chunk_bytes_(chunk_units * data.unit_bytes()),
+      gathers_(gathers) {
   take_scratch();
 }
 
@@ -70,7 +57,7 @@ void SegmentReduce::take_scratch() {
   std::byte* scratch = mesh_.scratch(peers * (kSlots + 2) * chunk_bytes_);
   const auto take = [&](size_t chunks) { return std::exchange(scratch, scratch + chunks * chunk_bytes_); };
   peers_.resize(peers);
-  sources_.resize(static_cast<size_t>(size));
+  inputs_.resize(static_cast<size_t>(size));
   for (size_t i = 0; i < peers; ++i) {
     PeerStreams& streams = peers_[i];
     // Each rank starts with its right-hand neighbour, so that no rank is the first of all others.
@@ -78,7 +65,7 @@ void SegmentReduce::take_scratch() {
     streams.out.link = streams.in.link = &mesh_.link(peer);
     streams.send.raw_chunks = chunks_of(peer);
     streams.receive.raw_chunks = chunks_of(mesh_.rank());
-    if (!mine_) {
+    if (gathers_) {
       streams.send.finished_chunks = chunks_of(mesh_.rank());
       streams.receive.finished_chunks = chunks_of(peer);
     }
@@ -90,13 +77,13 @@ void SegmentReduce::take_scratch() {
 
 size_t SegmentReduce::chunks_of(int rank) const {
   const auto r = static_cast<size_t>(rank);
-  return (bounds_[r + 1] - bounds_[r] + chunk_bytes_ - 1) / chunk_bytes_;
+  return (bounds_[r + 1] - bounds_[r] + chunk_units_ - 1) / chunk_units_;
 }
 
-SegmentReduce::Range SegmentReduce::chunk(int rank, size_t number) const {
+SegmentData::Run SegmentReduce::chunk(int rank, size_t number) const {
   const auto r = static_cast<size_t>(rank);
-  const size_t offset = bounds_[r] + number * chunk_bytes_;
-  return {offset, std::min(chunk_bytes_, bounds_[r + 1] - offset)};
+  const size_t begin = bounds_[r] + number * chunk_units_;
+  return {begin, std::min(chunk_units_, bounds_[r + 1] - begin)};
 }
 
 void SegmentReduce::run() {
@@ -158,15 +145,15 @@ bool SegmentReduce::load(PeerStreams& streams) {
   if (next == Stream::Next::None) return false;
   if (next == Stream::Next::Raw) {
     if (stream.raw >= allowed_) return false;
-    const Range range = chunk(peer_of(streams), stream.raw);
-    streams.out.at = input_run(bucket_, range.offset, range.bytes, stream.staging);
-    streams.out.left = range.bytes;
+    const SegmentData::Run run = chunk(peer_of(streams), stream.raw);
+    streams.out.at = data_.input(run, stream.staging);
+    streams.out.left = data_.bytes(run);
     return true;
   }
   if (stream.finished >= reduced_) return false;
-  const Range range = chunk(mesh_.rank(), stream.finished);
-  streams.out.at = output_run(bucket_, range.offset, range.bytes, stream.staging);
-  streams.out.left = range.bytes;
+  const SegmentData::Run run = chunk(mesh_.rank(), stream.finished);
+  streams.out.at = data_.result(run, stream.staging);
+  streams.out.left = data_.bytes(run);
   return true;
 }
 
@@ -176,8 +163,8 @@ bool SegmentReduce::pull(PeerStreams& streams) {
   if (streams.in.left != 0) return moved;
   Stream& stream = streams.receive;
   if (stream.next() == Stream::Next::Finished) {
-    const Range range = chunk(peer_of(streams), stream.finished);
-    write_output(bucket_, range.offset, range.bytes, streams.in.at - range.bytes, stream.staging);
+    const SegmentData::Run run = chunk(peer_of(streams), stream.finished);
+    data_.store(run, streams.in.at - data_.bytes(run), stream.staging);
   }
   stream.advance();
   return moved;
@@ -191,12 +178,12 @@ bool SegmentReduce::make_room(PeerStreams& streams) {
   if (next == Stream::Next::Raw) {
     if (stream.raw >= reduced_ + kSlots) return false;
     streams.in.at = streams.slots + stream.raw % kSlots * chunk_bytes_;
-    streams.in.left = chunk(mesh_.rank(), stream.raw).bytes;
+    streams.in.left = data_.bytes(chunk(mesh_.rank(), stream.raw));
     return true;
   }
-  const Range range = chunk(peer_of(streams), stream.finished);
-  streams.in.at = output_place(bucket_, range.offset, range.bytes, stream.staging);
-  streams.in.left = range.bytes;
+  const SegmentData::Run run = chunk(peer_of(streams), stream.finished);
+  streams.in.at = data_.place(run, stream.staging);
+  streams.in.left = data_.bytes(run);
   return true;
 }
 
@@ -209,14 +196,17 @@ bool SegmentReduce::reduce_arrived() {
 }
 
 void SegmentReduce::reduce_chunk(size_t number) {
-  const Range range = chunk(mesh_.rank(), number);
-  const size_t slot = number % kSlots * chunk_bytes_;
-  bucket_.for_each(range.offset, range.bytes, [&](const Piece& part, size_t done) {
-    for (const PeerStreams& streams : peers_)
-      sources_[static_cast<size_t>(peer_of(streams))] = streams.slots + slot + done;
-    sources_[static_cast<size_t>(mesh_.rank())] = part.in;
-    std::byte* to = mine_ ? *mine_ + number * chunk_bytes_ + done : part.out;
-    reduce(dtype_, reduction_, to, sources_, part.bytes / size_of(dtype_));
+  for (const PeerStreams& streams : peers_)
+    inputs_[static_cast<size_t>(peer_of(streams))] = streams.slots + number % kSlots * chunk_bytes_;
+  data_.reduce(chunk(mesh_.rank(), number), inputs_, static_cast<size_t>(mesh_.rank()));
+}
+
+void BucketData::reduce(Run run, std::span<const std::byte*> inputs, size_t mine) {
+  sources_.resize(inputs.size());
+  bucket_.for_each(run.begin, run.count, [&](const Piece& part, size_t done) {
+    for (size_t rank = 0; rank < inputs.size(); ++rank) sources_[rank] = rank == mine ? part.in : inputs[rank] + done;
+    std::byte* to = mine_ != nullptr ? mine_ + (run.begin - mine_begin_) + done : part.out;
+    farandole::reduce(dtype_, reduction_, to, sources_, part.bytes / size_of(dtype_));
   });
 }
 

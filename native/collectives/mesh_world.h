@@ -55,6 +55,10 @@ class MeshWorld : public World {
     Calls::barrier(mesh_);
     return Calls::name;
   }
+  const char* int8_allreduce(std::span<const Piece> pieces, float factor) override {
+    if constexpr (requires { Calls::int8_allreduce; }) return Calls::int8_allreduce(mesh_, pieces, factor);
+    else return nullptr;
+  }
 
  private:
   Mesh mesh_;

@@ -36,6 +36,7 @@ struct LinkCalls {
   static constexpr auto broadcast = link_broadcast;
   static constexpr auto reducescatter = link_reducescatter;
   static constexpr auto barrier = link_barrier;
+  static constexpr auto int8_allreduce = link_int8_allreduce;
 
   static void turn(Mesh& mesh, const Knobs& knobs) { mesh.use_sizes(knobs.link_chunk, knobs.link_small); }
   static void allgather(Mesh& mesh, const std::byte* mine, std::span<std::byte* const> out,
@@ -57,6 +58,7 @@ struct GridCalls {
   static constexpr auto alltoall = grid_alltoall;
   static constexpr auto reducescatter = grid_reducescatter;
   static constexpr auto barrier = grid_barrier;
+  static constexpr auto int8_allreduce = grid_int8_allreduce;
 
   static void turn(GridMesh& mesh, const Knobs& knobs) {
     mesh.shared().use_of_slots(knobs.slot_bytes);
@@ -96,6 +98,9 @@ class EitherWorld final : public World {
     return chosen_->reducescatter(in, out, counts, dtype, reduction);
   }
   const char* barrier() override { return chosen_->barrier(); }
+  const char* int8_allreduce(std::span<const Piece> pieces, float factor) override {
+    return chosen_->int8_allreduce(pieces, factor);
+  }
 
  private:
   GridWorld grid_;

@@ -58,6 +58,9 @@ class World {
   virtual const char* reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
                                     const Reduction& reduction) = 0;
   virtual const char* barrier() = 0;
+  /// Sums float32 tensors by blocks of 8-bit integers, times `factor`. Returns null, on all ranks, if this world has no
+  /// algorithm of its own for it; int8_allreduce() then composes one of the collectives above.
+  virtual const char* int8_allreduce(std::span<const Piece> /*pieces*/, float /*factor*/) { return nullptr; }
 
   /// Returns whether the transport may still write to the memory of an operation that has failed.
   [[nodiscard]] virtual bool has_abandoned() const { return false; }

@@ -59,10 +59,7 @@ const char* allreduce(World& world, int rank, int size, const Bucket& bucket,
   Reduction reduction = reduction_of(first, size);
   if (scaled) reduction.prescale = 1;
   if (is_elementwise(first.op)) return world.allreduce(pieces, first.dtype, reduction);
-  if (is_int8(first.op)) {
-    int8_allreduce(world, rank, size, pieces, reduction);
-    return "int8";
-  }
+  if (is_int8(first.op)) return int8_allreduce(world, rank, size, pieces, reduction);
   adasum(world, rank, size, pieces, first.dtype, reduction.prescale, reduction.postscale);
   return "adasum";
 }

@@ -17,8 +17,8 @@ def values(rank: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @every_binding
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_sums_are_close_and_equal(binding: Binding, size: int) -> None:
+@pytest.mark.parametrize(("size", "hosts"), [(1, 1), (3, 1), (2, 2), (4, 2)])
+def test_sums_are_close_and_equal(binding: Binding, size: int, hosts: int) -> None:
     int8 = binding.hvd.Compression.int8
 
     def body(context: Context) -> bytes:
@@ -36,7 +36,24 @@ def test_sums_are_close_and_equal(binding: Binding, size: int) -> None:
                 bits += found.tobytes()
         return bits
 
-    assert len(set(run_ranks(size, body))) == 1
+    assert len(set(run_ranks(size, body, hosts=hosts))) == 1
+
+
+@every_binding
+def test_members_of_a_process_set_reduce_among_themselves(binding: Binding) -> None:
+    def body(context: Context) -> None:
+        members = binding.hvd.add_process_set([0, 2])
+        mine = values(context.rank, (777,))
+        if members.included():
+            int8 = binding.hvd.Compression.int8
+            got = binding.hvd.allreduce(
+                binding.make(mine, "float32"), op=Sum, compression=int8, process_set=members, name="some"
+            )
+            each = [values(rank, (777,)) for rank in (0, 2)]
+            step = sum(np.abs(one).max() for one in [*each, sum(each)]) / 127
+            np.testing.assert_allclose(binding.read(got), sum(each), rtol=0, atol=0.51 * step)
+
+    run_ranks(3, body)
 
 
 @every_binding

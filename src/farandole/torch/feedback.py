@@ -30,9 +30,10 @@ class ErrorFeedback:
         self.errors = {name: error.clone() for name, error in state.items()}
 
     def feed(self, name: str, gradient: torch.Tensor) -> None:
-        """Add the last error to a contiguous float32 gradient, in place, and keep the error that it will have.
+        """Add the last error to a contiguous float32 gradient, in place, round it to int8, and keep the new error.
 
-        A block of 256 values with a NaN or an infinity leaves no error."""
+        So the error is right also where the ranks of a host add before they round. A block of 256 values with a NaN or
+        an infinity is not rounded, and leaves no error."""
         error = self.errors.get(name)
         if error is None or error.shape != gradient.shape or error.device != gradient.device:
             error = self.errors[name] = torch.zeros_like(gradient)
@@ -49,5 +50,6 @@ def feed_on_device(gradient: torch.Tensor, error: torch.Tensor) -> None:
     blocks = torch.nn.functional.pad(gradient.flatten(), (0, padding)).view(-1, BLOCK)
     peak = blocks.abs().amax(1, keepdim=True)
     steps = torch.where(peak < 2.0**-100, 0.0, (blocks * (127.0 / peak)).round())
-    lost = torch.where(peak.isfinite(), blocks - steps * (peak * float.fromhex("0x1.020404p-7")), 0.0)
-    error.copy_(lost.flatten()[: gradient.numel()].view_as(error))
+    sent = torch.where(peak.isfinite(), steps * (peak * float.fromhex("0x1.020404p-7")), blocks)
+    error.copy_((blocks - sent).nan_to_num(0.0, 0.0, 0.0).flatten()[: gradient.numel()].view_as(error))
+    gradient.copy_(sent.flatten()[: gradient.numel()].view_as(gradient))
