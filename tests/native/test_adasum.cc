@@ -19,13 +19,16 @@ std::atomic<void*> watched{nullptr};  // freed when null again
 
 }  // namespace
 
-// NOLINTBEGIN: they see the end of memory that a transport still uses.
-void* operator new(size_t bytes) {
+// NOLINTBEGIN: they see the end of memory that a transport still uses. Not inline: GCC 12 would take malloc() and
+// operator delete for a mismatch.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   if (void* made = std::malloc(bytes > 0 ? bytes : 1)) return made;
   throw std::bad_alloc();
 }
-void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return std::malloc(bytes > 0 ? bytes : 1); }
-void operator delete(void* memory) noexcept {
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return std::malloc(bytes > 0 ? bytes : 1);
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
   void* expected = memory;
   watched.compare_exchange_strong(expected, nullptr);
   std::free(memory);
