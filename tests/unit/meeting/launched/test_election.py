@@ -13,7 +13,7 @@ from farandole.errors import RendezvousError
 from farandole.meeting.frames import Deadline
 from farandole.meeting.handshake import new_secret
 from farandole.meeting.launched.elastic_messages import Place
-from farandole.meeting.launched.election import Election, has_ended
+from farandole.meeting.launched.election import Election, LauncherIsBack, has_ended
 
 PATIENCE = timedelta(seconds=60)
 SOON = timedelta(milliseconds=500)
@@ -59,7 +59,7 @@ def elect(
     pool: ThreadPoolExecutor, voters: Sequence[Election], commits: Sequence[int], patience: timedelta = PATIENCE
 ) -> list[Place]:
     futures: list[Future[Place]] = [
-        pool.submit(each.elect, count, patience) for each, count in zip(voters, commits, strict=True)
+        pool.submit(each.elect, count, patience, lambda: False) for each, count in zip(voters, commits, strict=True)
     ]
     places = [each.result(60) for each in futures]
     for each, place in zip(voters, places, strict=True):
@@ -121,3 +121,9 @@ def test_refusal_proves_the_end() -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         assert not has_ended(address)
     assert has_ended(address)
+
+
+def test_a_launcher_that_is_back_ends_the_wait_for_others(stack: ExitStack) -> None:
+    first, _ = members(stack, 2)
+    with pytest.raises(LauncherIsBack):
+        first.elect(1, PATIENCE, lambda: True)
