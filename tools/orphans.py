@@ -24,7 +24,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DEADLINE = 900  # seconds, for one program on a busy machine
 OWN = ("cloudpickle", "numpy", "rich")  # what farandole needs
 # In the environments: no GPU is looked for, and each rank computes with one thread.
-SETTINGS = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TF_USE_LEGACY_KERAS": "1"}
+SETTINGS = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,9 @@ ORPHANS = {
     "returnn": Orphan(
         packages="returnn==1.20261022.211313 dm-tree h5py tensorflow-cpu~=2.21.0",
         sources="returnn==1.20261022.211313",
-        command="horovodrun -np 2 python rnn.py demos/demo-tf-vanilla-lstm.12ax.config ++use_horovod 1 ++num_epochs 2",
+        # The demo keeps its model in /tmp, from where a second run would go on.
+        command="horovodrun -np 2 python rnn.py demos/demo-tf-vanilla-lstm.12ax.config ++use_horovod 1 ++num_epochs 2 "
+        "++model model",
         trained=r"train epoch 2, finished after 50 steps",  # half of the 100 that one rank takes
     ),
     "open_clip": Orphan(
@@ -71,7 +73,7 @@ ORPHANS = {
     ),
     "tensorpack": Orphan(
         packages="tensorpack==0.11 tensorflow~=2.21.0 tf_keras~=2.21.0",
-        command=f"horovodrun -np 2 python {DATA / 'tensorpack_train.py'}",
+        command=f"env TF_USE_LEGACY_KERAS=1 horovodrun -np 2 python {DATA / 'tensorpack_train.py'}",
         trained=r"weights: \[(1\.0|0\.99)",
     ),
 }
