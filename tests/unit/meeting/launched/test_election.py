@@ -86,7 +86,7 @@ def test_members_end_one_after_the_other(pool: ThreadPoolExecutor, stack: ExitSt
 
 def test_leader_ends_while_others_wait_for_a_place(pool: ThreadPoolExecutor, stack: ExitStack) -> None:
     first, second, third, _ = members(stack, 4)
-    futures = [pool.submit(each.elect, 1, 3 * SOON) for each in (first, second, third)]
+    futures = [pool.submit(each.elect, 1, 3 * SOON, lambda: False) for each in (first, second, third)]
     deadline = Deadline(PATIENCE)
     while len(first._came) < 2:
         assert deadline.remaining()
