@@ -4,6 +4,7 @@
 # Each version gets an environment below build/ with NumPy and Arrow, without frameworks. It is kept for the next run.
 #
 #   CXX=g++-11   the compiler
+#   NEWEST=1     only with the newest of these Pythons
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH="$PWD/.venv/bin:$PATH" # `make setup` may have installed cmake and ninja there
@@ -59,6 +60,7 @@ if ((${#found[@]} == 0)); then
   (($# == 0)) # fail if a Python was named
   exit
 fi
+if [[ ${NEWEST:-} ]]; then found=("${found[-1]}"); fi
 for each in "${found[@]}"; do
   read -r version path <<<"$each"
   test_with "$version" "$path"
