@@ -30,7 +30,7 @@ def job_of(model: Any, columns: dict[str, Any], **changes: Any) -> KerasJob:
     wanted = RowsWanted(
         columns=tuple(columns), validation=None, validation_col=None, batch_size=4, val_batch_size=4, shuffle=False
     )
-    rows = {name: changes.pop(name) for name in ("validation_col", "batch_size") if name in changes}
+    rows = {name: changes.pop(name) for name in ("validation_col", "batch_size", "val_batch_size") if name in changes}
     plan: dict[str, Any] = {
         "run_id": "here", "store": None, "rows": replace(wanted, **rows), "label_cols": ("y",), "epochs": 2,
         "train_steps": None, "validation_steps": None, "start": Checkpoint(seed=1), "verbose": 0,
@@ -131,15 +131,23 @@ def check_a_data_module_makes_the_batches(rank: int, size: int, folder: Path) ->
     columns = points(11)
     validates = [int(place % 4 == 0) for place in range(rank, 11, size)]
     path = shard_of(folder, mine(columns, rank, size), validates)
+    options = {"batch_size": 3, "val_batch_size": 1, "validation_col": "v", "epochs": 4}
     changed = points(11) | {"x": [[2 * number for number in row] for row in columns["x"]]}
-    runs = [trained(job_of(line(), columns, batch_size=3, validation_col="v", data_module=Doubling), path)]
+    runs = [trained(job_of(line(), columns, data_module=Doubling, **options), path)]
     (folder / "changed").mkdir(exist_ok=True)
     path = shard_of(folder / "changed", mine(changed, rank, size), validates)
-    runs.append(trained(job_of(line(), changed, batch_size=3, validation_col="v"), path))
+    runs.append(trained(job_of(line(), changed, **options), path))
     for got, want in zip(*(weights_of(trainer) for _, trainer in runs), strict=True):
         np.testing.assert_array_equal(got, want)
     scores = [[(record["loss"], record["val_loss"]) for record in run.checkpoint.history] for run, _ in runs]
     assert scores[0] == scores[1]
+    # A model that does not change has the same loss of all rows to validate in each epoch.
+    at_rest = dump_object(keras.optimizers.SGD(0.0))
+    run, _ = trained(job_of(line(), changed, data_module=Doubling, optimizer=at_rest, **options), path)
+    held = [place for place in range(11) if place % 4 == 0]
+    x, y = 2 * np.array(changed["x"])[held], np.array(changed["y"])[held]
+    want = ((x @ [0.5, 0.5] + 0.25 - y) ** 2).mean()
+    np.testing.assert_allclose([record["val_loss"] for record in run.checkpoint.history], [want] * 4, rtol=1e-5)
     run, _ = trained(job_of(line(), columns, data_module=Constant), path)
     assert run.checkpoint.history[1]["loss"] < run.checkpoint.history[0]["loss"]
 

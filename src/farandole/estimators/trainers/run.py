@@ -204,6 +204,11 @@ class Run:
         held = self.rows.validate
         return 0 if held is None else held.plan.batch(self.rank, step)
 
+    def validation_batch(self, step: int) -> ShardBatch:
+        """Return this rank's batch of a step of the validation."""
+        assert self.rows.validate is not None
+        return next(self.rows.validate.epoch(0, first=step))
+
     def validation_batches(self) -> Iterator[ShardBatch]:
         """Yield `validation_steps` batches, the same ones each time."""
         if self.rows.validate is not None:

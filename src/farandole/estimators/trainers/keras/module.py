@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 import keras
 import numpy as np
@@ -33,6 +33,8 @@ class KerasModule(ModuleBatches):
 
     def __init__(self, kind: Callable[..., object], run: Run, made: Callable[[ShardBatch, bool], Parts]) -> None:
         super().__init__(kind, run, lambda batch, training: _loader_batch(made(batch, training)))
+        self._held_batches: Iterator[object] = iter(())
+        self._next = 0  # index of the batch that `_held_batches` yields next
 
     def first(self) -> Parts:
         """Return the first batch, which `batches` yields again."""
@@ -45,9 +47,12 @@ class KerasModule(ModuleBatches):
         for epoch in self._run.epochs:
             yield from map(self._read, self.given(epoch))
 
-    def validation(self) -> Iterator[Parts]:
-        """Yield the batches for validation; each call begins with the first one."""
-        yield from map(self._read, self.given_to_validate())
+    def held(self, index: int) -> Parts:
+        """Return a batch for validation; a pass over all of them begins with index 0."""
+        if index == 0 or index != self._next:
+            self._held_batches = islice(self.given_to_validate(), index, None)
+        self._next = index + 1
+        return self._read(next(self._held_batches))
 
     def _read(self, given: object) -> Parts:
         if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):

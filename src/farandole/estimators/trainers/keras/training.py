@@ -202,14 +202,26 @@ class KerasTrainer:
             for given in self.run.batches(epoch):
                 yield self.batch(given, training=True)
 
-    def _held(self) -> Iterator[tuple[object, ...]]:
-        """Yield the validation batches, the same ones in each epoch, without end."""
-        while True:
-            if self._module is not None:
-                yield from map(self._fitted, self._module.validation())
-            else:
-                for given in self.run.validation_batches():
-                    yield self.batch(given, training=False)
+    def _held(self) -> object:
+        """Return the validation batches for `fit`, the same ones in each epoch.
+
+        A `Sequence`, as Keras 3 does not take `validation_steps` batches from an iterator in each epoch."""
+        trainer = self
+
+        class Held(self._generation.library.utils.Sequence):  # type: ignore[misc,name-defined]  # untyped
+            def __len__(self) -> int:
+                return trainer.run.validation_steps
+
+            def __getitem__(self, index: int) -> tuple[object, ...]:
+                return trainer.held_batch(index)
+
+        return Held()
+
+    def held_batch(self, index: int) -> tuple[object, ...]:
+        """Return a validation batch."""
+        if self._module is not None:
+            return self._fitted(self._module.held(index))
+        return self.batch(self.run.validation_batch(index), training=False)
 
     def _checkpoints(self, folder: Path) -> list[keras.callbacks.Callback]:
         callback = self.job.checkpoint_callback
