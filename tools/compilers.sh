@@ -19,5 +19,5 @@ for compiler in "$@"; do
   cmake -S . -B "$folder" -G Ninja -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
     -DPython_EXECUTABLE="$python" -DFARANDOLE_TESTS=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON >/dev/null
   cmake --build "$folder" --parallel "$(nproc)"
-  ctest --test-dir "$folder" --output-on-failure --timeout 300
+  ctest --test-dir "$folder" --parallel "$((2 * $(nproc)))" --output-on-failure --timeout 300 # as tools/native.sh does
 done
