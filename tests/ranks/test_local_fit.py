@@ -57,6 +57,7 @@ def weights(fitted: Any) -> list[list[float]]:
     return [parameter.tolist() for parameter in fitted.getModel().parameters()]
 
 
+@pytest.mark.slow
 def test_fit_and_transform_rows_of_pandas() -> None:
     frame = rows()
     table = pa.table({name: pa.array(frame[name]) for name in frame.columns})
@@ -189,6 +190,7 @@ class Here:
         return values if self.given is None else self.given
 
 
+@pytest.mark.slow
 def test_a_backend_of_the_users_own_runs_the_ranks() -> None:
     fitted = estimator(num_proc=None, backend=Here()).fit(rows())
     assert weights(fitted) == weights(estimator(num_proc=1).fit(rows()))
@@ -200,6 +202,7 @@ def test_a_backend_of_the_users_own_runs_the_ranks() -> None:
         estimator(num_proc=None, backend=Here(), ranks_per_task=2).fit(rows())
 
 
+@pytest.mark.slow
 def test_a_run_of_another_model_or_fit_is_refused_before_ranks_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from helpers.installed import require
 from helpers.keras_ranks import BACKENDS, run_checks
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_ranks(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

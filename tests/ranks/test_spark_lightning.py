@@ -16,6 +16,7 @@ from farandole.core.context import Context
 from helpers.ranks import run_ranks
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_ranks(tmp_path: Path) -> None:
     patience = Config(collective_timeout=timedelta(seconds=60))

@@ -122,6 +122,7 @@ server.stop()
 """
 
 
+@pytest.mark.slow
 def test_tables_in_s3() -> None:
     require("deltalake", "pyiceberg", "sqlalchemy")
     done = subprocess.run(
