@@ -51,18 +51,23 @@ def test_there_are_as_many_threads_as_are_of_use() -> None:
         """Let so many calls end, and wait until they have."""
         left = pool.unfinished - count
         going_on.release(count)
+        wait_for(lambda: pool.unfinished <= left)
+
+    def wait_for(condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 20
-        while pool.unfinished > left:
+        while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
     pool = pool_of(act, lambda: wanted)
     made = [pool.submit(number) for number in range(20)]
+    wait_for(lambda: at_work == 2)  # a new thread takes a moment to begin
     let_end(4)
     assert (len(pool._threads), most) == (2, 2)
     wanted = 5
     let_end(10)
     assert len(pool._threads) == 5
+    wait_for(lambda: at_work == 5)
     wanted = 1
     let_end(6)
     assert [each.result() for each in made] == list(range(20))
