@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from farandole.errors import DataError
 
-__all__ = ["is_julian", "times_as_meant"]
+__all__ = ["has_old_times", "is_julian", "times_as_meant"]
 
 # Arrow before 23 wrote an INT96 time before 1970 as a day and negative nanoseconds, modulo 2**64. Such a time cannot be
 # distinguished from one between 2262 and 2554.
@@ -43,6 +43,11 @@ def times_as_meant(
             field = table.schema.field(place)
             table = table.set_column(place, field, pa.chunked_array(chunks, field.type))
     return table
+
+
+def has_old_times(footer: pq.FileMetaData) -> bool:
+    """Return whether `times_as_meant` may change or refuse columns of this file."""
+    return is_julian(footer) or bool(_int96_columns(footer, footer.schema.to_arrow_schema()))
 
 
 def is_julian(footer: pq.FileMetaData, *, int96: bool = False) -> bool:

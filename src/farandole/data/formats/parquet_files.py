@@ -1,7 +1,7 @@
 """Parquet files, their footers, and the reading of their row groups."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -10,20 +10,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data.formats.encryption import refuse_encrypted
+from farandole.data.formats.fields import Field
 from farandole.data.formats.file_systems import Files, FilesSource
-from farandole.data.formats.old_times import is_julian, times_as_meant
+from farandole.data.formats.old_times import has_old_times, is_julian, times_as_meant
 from farandole.data.formats.parquet_summary import Footer, footers_in, read_summary, spans_in
 from farandole.data.formats.partitions import add_partitions, partition_fields, value_in_path
 from farandole.data.formats.pruning import Bounds, bounded_kind
 from farandole.data.formats.row_groups import File, RowGroup, RowGroups
 from farandole.data.formats.schemas import CommonSchema, one_schema, with_types
+from farandole.data.formats.source import convert
 from farandole.data.loading.agreement import Gather, from_first, place_in, shared_out, together
+from farandole.data.loading.values import ValuesOrLoose
 from farandole.data.stores.ranges import Span
 from farandole.data.stores.request_limiter import MOST_IN_FLIGHT
 
 __all__ = ["ParquetFiles", "spans_of"]
 
 _OPENERS = 16
+# Arrow takes three times the memory of a row group to decode it at once. One of this size is decoded in parts.
+_LARGE_GROUP, _PART_BYTES = 32 << 20, 8 << 20
+_STREAM_BYTES = 1 << 20  # read at a time from each column of a large row group
 _OLD_WRITER = re.compile(r"parquet-mr version (0\.|1\.[0-2]\.)")
 
 
@@ -68,6 +74,17 @@ class ParquetFiles(FilesSource):
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read these columns of a row group; raises `SourceError` naming the file."""
+        return pa.concat_tables(self._tables(row_group, columns))
+
+    def parts(
+        self, row_group: RowGroup, fields: Sequence[Field], content: bytes | None = None
+    ) -> Iterator[dict[str, ValuesOrLoose]]:
+        """Yield the converted columns, those of a large row group in parts."""
+        for table in self._tables(row_group, [field.name for field in fields]):
+            yield convert(table, fields)
+
+    def _tables(self, row_group: RowGroup, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield the rows of a row group: all of them, or several tables that follow each other."""
         self._common.check(columns)
         partitions = [field for field in self._partitions if field.name in columns]
         held = [name for name in columns if all(name != field.name for field in partitions)]
@@ -78,16 +95,19 @@ class ParquetFiles(FilesSource):
             # Footers of old writers state too few bytes, so Arrow reads beyond the columns' ranges.
             old = _OLD_WRITER.match(footer.whole.created_by or "")
             stream = opened.stream if old else opened.fetched()
-            options = {"pre_buffer": buffered, "page_checksum_verification": self._files.verify}
-            with pq.ParquetFile(stream, metadata=footer.whole, **options) as parquet:
-                table = parquet.read_row_group(footer.first + row_group.number, columns=held, use_threads=False)
             number = footer.first + row_group.number
-            table = times_as_meant(stream, footer.whole, [number], table, row_group.file.path)
+            part_rows = 0 if buffered else _part_rows(footer, row_group.number, self._leaves(footer, held))
+            options: dict[str, bool | int] = {"pre_buffer": buffered, "page_checksum_verification": self._files.verify}
+            if part_rows:
+                options["buffer_size"] = _STREAM_BYTES
+            with pq.ParquetFile(stream, metadata=footer.whole, **options) as parquet:
+                for table in _decoded(parquet, number, held, part_rows):
+                    table = times_as_meant(stream, footer.whole, [number], table, row_group.file.path)
+                    if table.schema != self._schema_of(tuple(held)):
+                        table = with_types(table, self.schema)
+                    yield add_partitions(table, row_group.file.path, partitions, self._base)
         if self._files.client is None:  # a client checks the file with each range
             self._files.check([row_group.file])
-        if table.schema != self._schema_of(tuple(held)):
-            table = with_types(table, self.schema)
-        return add_partitions(table, row_group.file.path, partitions, self._base)
 
     def _leaves(self, footer: Footer, columns: Sequence[str]) -> list[int]:
         schema, known = footer.whole.schema, self._known_leaves
@@ -173,6 +193,27 @@ class ParquetFiles(FilesSource):
             footer = pq.read_metadata(opened.stream)
             refuse_encrypted(opened.stream, footer, file.path)
             return opened.file, Footer(footer, 0, footer.num_row_groups)
+
+
+def _decoded(parquet: pq.ParquetFile, number: int, columns: Sequence[str], part_rows: int) -> Iterator[pa.Table]:
+    """Yield the rows of a row group; `part_rows` at a time, unless it is 0."""
+    if not part_rows:
+        yield parquet.read_row_group(number, columns=columns, use_threads=False)
+        return
+    for batch in parquet.iter_batches(part_rows, [number], columns=columns, use_threads=False):
+        yield pa.Table.from_batches([batch])
+
+
+def _part_rows(footer: Footer, number: int, leaves: Iterable[int]) -> int:
+    """Return the number of rows to decode at a time; 0: all of them, because they are few or their times are old."""
+    group = footer.row_group(number)
+    if group.total_byte_size < _LARGE_GROUP:
+        return 0
+    nbytes: int = sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
+    if nbytes < _LARGE_GROUP or has_old_times(footer.whole):
+        return 0
+    rows: int = group.num_rows
+    return max(1, rows * _PART_BYTES // nbytes)
 
 
 def spans_of(footer: pq.FileMetaData, row_groups: Iterable[int], columns: Iterable[str]) -> list[Span]:

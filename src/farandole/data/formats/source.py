@@ -3,7 +3,7 @@
 Imports no module that reads files: ranks that get a DataFrame's rows start without those."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -54,6 +54,12 @@ class Source(ABC):
     ) -> dict[str, ValuesOrLoose]:
         """Read and convert columns, from `content` if `contents` returned it; raises as `read` and `Field.values`."""
         return convert(self.read(row_group, [field.name for field in fields]), fields)
+
+    def parts(
+        self, row_group: RowGroup, fields: Sequence[Field], content: bytes | None = None
+    ) -> Iterator[dict[str, ValuesOrLoose]]:
+        """Yield the rows of `columns`: all at once, or a part at a time if that takes less memory."""
+        yield self.columns(row_group, fields, content)
 
     def identity(self, row_group: RowGroup) -> str:
         """Return what tells the rows of a row group from those that other sources make of the same file.
@@ -110,6 +116,15 @@ class DerivedSource(Source):
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read these columns; raises `SourceError` naming the file."""
         return self._source.read(row_group, columns)
+
+    def parts(
+        self, row_group: RowGroup, fields: Sequence[Field], content: bytes | None = None
+    ) -> Iterator[dict[str, ValuesOrLoose]]:
+        """Yield the source's parts, unless a subclass has its own `read` or `columns`."""
+        kind = type(self)
+        if kind.read is DerivedSource.read and kind.columns is Source.columns:
+            return self._source.parts(row_group, fields, content)
+        return super().parts(row_group, fields, content)
 
     def check(self) -> None:
         """Check the source."""

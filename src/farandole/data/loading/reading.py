@@ -20,8 +20,8 @@ from farandole.data.loading.plans import GlobalPlan
 from farandole.data.loading.pool import RUN_BYTES, ReadPool
 from farandole.data.loading.process_pool import ProcessPool
 from farandole.data.loading.rounds import Columns, Piece, RowGroupReader, Transform, read_ahead, read_rounds
+from farandole.data.loading.row_memory import RowMemory, TemporaryRows
 from farandole.data.loading.settings import check_count, check_seconds
-from farandole.data.loading.temporary_rows import TemporaryRows
 from farandole.errors import ConfigError, DataError
 
 __all__ = ["ROUND_BYTES", "Reading", "checked_meanwhile", "read_pieces", "transformed"]
@@ -116,13 +116,13 @@ def read_pieces(
             return RUN_BYTES if far else int(rows[number]) * row_bytes
 
         pool: ReadPool[int, Piece]
-        keep = _keeper(asked, order, plan, rank, row_bytes)
+        memory = _row_memory(asked, order, plan, rank, row_bytes)
         if asked.processes:
             act = partial(reader.each, then=partial(transformed, transform=transform, planned=planned))
-            pool = ProcessPool(act, asked.workers, weigh, lambda number: reader.source.row_groups[number], keep)
+            pool = ProcessPool(act, asked.workers, weigh, lambda number: reader.source.row_groups[number], memory.keep)
             transform = None
         else:
-            read = partial(reader.each, then=keep, known=known)
+            read = partial(reader.each, memory=memory, known=known)
             pool = ReadPool(read, lambda: max(least, wanted() * 5 // 4) if far else least, weigh)
         stack.callback(pool.close)
         rounds = read_rounds(
@@ -143,17 +143,19 @@ def read_pieces(
         yield from read_ahead(made, 1, pool.cancel) if with_thread else made
 
 
-def _keeper(asked: Reading, order: EpochOrder, plan: GlobalPlan, rank: int, row_bytes: int) -> Callable[[Piece], Piece]:
-    """Return a function that puts decoded rows where they may stay: in memory, or in files if they are too many.
+def _row_memory(asked: Reading, order: EpochOrder, plan: GlobalPlan, rank: int, row_bytes: int) -> RowMemory:
+    """Return the memory of decoded rows: files, if `asked.memory` is too little.
 
-    A rank holds a window of each of its lanes, the next one, and the row group where they end."""
+    A rank holds a window of each of its lanes, the next one, and the row group where they end. In file order each
+    thread may be a row group ahead."""
     whole = order.order
     in_lane, largest = -(-whole.rows // whole.lanes), int(np.max(whole.row_groups, initial=0))
-    held = len(plan.lanes_of(rank)) * (min(2 * whole.window, in_lane) + largest) * row_bytes
-    if whole.seed is None or held <= asked.memory:
-        return lambda piece: piece
+    in_order = 0 if whole.seed is not None else asked.workers * largest
+    held = (len(plan.lanes_of(rank)) * (min(2 * whole.window, in_lane) + largest) + in_order) * row_bytes
+    if held <= asked.memory:
+        return RowMemory()
     log.info("about %d MiB of decoded rows are held in temporary files: memory is %d", held >> 20, asked.memory)
-    return TemporaryRows().keep
+    return TemporaryRows()
 
 
 def checked_meanwhile(items: Generator[T], check: Callable[[], None]) -> Generator[T]:

@@ -20,6 +20,7 @@ from farandole.data.loading import pool
 from farandole.data.loading.order import EpochOrder, Extent
 from farandole.data.loading.plans import GlobalPlan
 from farandole.data.loading.pool import Pending, attempt
+from farandole.data.loading.row_memory import RowMemory
 from farandole.data.loading.values import Array, LooseRows, Values, ValuesOrLoose, cut_down, gather_rows, own_rows
 from farandole.errors import DataError, SourceError
 
@@ -49,25 +50,41 @@ class RowGroupReader:
         numbers: Sequence[int],
         *,
         then: Callable[[Piece], Piece] = lambda piece: piece,
+        memory: RowMemory | None = None,
         known: dict[RowGroup, pa.Table] | None = None,
     ) -> Iterator[Piece | BaseException]:
         """Yield the result of `then` for all columns of each row group, or an error, mostly one that names it.
 
-        Row groups in `known` were read before: each is taken from there once, and not read again."""
+        The columns are in `memory`, if it is given. Row groups in `known` were read before: each is taken from there
+        once, and not read again."""
         groups = self.source.row_groups
         row_groups = [groups[number] for number in numbers]
         contents = attempt(self.source.contents, row_groups)
         if isinstance(contents, BaseException):
             contents = [None] * len(row_groups)  # reading the row group by itself raises the error
         for row_group, content in zip(row_groups, contents, strict=True):
-            piece = attempt(self.read, row_group, content, known.pop(row_group, None) if known else None)
+            table = known.pop(row_group, None) if known else None
+            piece = attempt(self.read, row_group, content, table, memory)
             yield piece if isinstance(piece, BaseException) else attempt(then, piece)
 
-    def read(self, row_group: RowGroup, content: bytes | None = None, table: pa.Table | None = None) -> Piece:
+    def read(
+        self,
+        row_group: RowGroup,
+        content: bytes | None = None,
+        table: pa.Table | None = None,
+        memory: RowMemory | None = None,
+    ) -> Piece:
         """Return all columns of a row group, from `content` or `table` if given; raises what `each` yields."""
-        source, fields = self.source, self.fields
+        source, fields, memory = self.source, self.fields, memory or RowMemory()
         try:
-            made = source.columns(row_group, fields, content) if table is None else convert(table, fields)
+            if table is None:
+                parts = source.parts(row_group, fields, content)
+            else:
+                # The table has a chunk for each part in which it was read.
+                parts = (convert(pa.Table.from_batches([batch]), fields) for batch in table.to_batches())
+            made = memory.join(parts, row_group.rows)
+            if made is None:  # types of parts differ, which only shows here
+                made = memory.keep(convert(table, fields) if table else source.columns(row_group, fields))
         except DataError as error:
             raise DataError(error.column, f"{row_group}: {error.problem}") from error
         except pa.ArrowException as error:
