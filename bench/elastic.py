@@ -233,11 +233,14 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=1.0, help="of parameters")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--torchft", metavar="PYTHON", help="a Python with torchft, to measure it too")
+    parser.add_argument("--only", metavar="NAMES", help="contenders to measure, such as farandole,torchft")
     given = parser.parse_args()
     times: dict[str, list[float]] = {}
     stalls: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, words, program in contenders(given.torchft):
+            if given.only is not None and name not in given.only.split(","):
+                continue
             place = Path(folder, name)
             place.mkdir()
             dice = random.Random(given.seed)
@@ -256,7 +259,7 @@ def main() -> None:
         print(f"{name}: kill -9 to the next step: {_spread(seconds)}; {len(seconds)} kills of {given.kills}")
         if stalls[name]:
             print(f"{name}: the others wait for a rank that joins: {_spread(stalls[name])}")
-    for name in times.keys() - {"farandole"}:
+    for name in times.keys() - {"farandole"} if "farandole" in times else ():
         ratio = statistics.median(times[name]) / statistics.median(times["farandole"])
         print(f"{name} / farandole: {ratio:.1f}")
 

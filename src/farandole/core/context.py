@@ -104,6 +104,10 @@ class Context:
     def cross_size(self) -> int:
         return self.topology.cross_size
 
+    @property
+    def is_homogeneous(self) -> bool:
+        return self.topology.is_homogeneous
+
     def empty_shared(self, nbytes: int) -> object:
         """Return `nbytes` of uninitialized memory that the other ranks of this host can read, for DLPack.
 

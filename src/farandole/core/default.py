@@ -23,6 +23,7 @@ from farandole.meeting.launched import find_rendezvous
 from farandole.meeting.launched.communicators import Communicator, is_communicator, spans
 from farandole.meeting.launched.elastic import ElasticRendezvous, MemberEnvironment
 from farandole.meeting.rendezvous import Rendezvous
+from farandole.topology import Topology
 
 __all__ = [
     "context",
@@ -33,6 +34,7 @@ __all__ = [
     "is_elastic",
     "is_homogeneous",
     "is_initialized",
+    "is_newcomer",
     "local_rank",
     "local_size",
     "membership",
@@ -77,6 +79,8 @@ class _Thread(threading.local):
 _lock = threading.Lock()
 _thread = _Thread()
 _process: _ContextMembership | None = None
+# The settings and the expected place of a newcomer to an elastic job, which prepares its training while others train.
+_newcomer: tuple[Config, Topology] | None = None
 _threads = 0  # `use` blocks that are open, in all threads
 # The result of `membership` in every thread; None before `init()`, and while a `use` block is open. Reading it takes
 # less time than calling `membership`.
@@ -87,19 +91,38 @@ _atexit_registered = False
 
 
 def membership() -> Membership:
-    """Return the caller's membership among all ranks; raises `NotInitializedError` before `init()`."""
-    found = _thread.membership or _process
+    """Return the caller's membership among all ranks; raises `NotInitializedError` before `init()`.
+
+    In a newcomer to an elastic job it blocks until the others have taken this rank in."""
+    found = _thread.membership or _process or _take_place()
     if found is None:
         raise NotInitializedError(ranks_are_threads=_threads > 0)
     return found
 
 
 def context() -> Context:
-    """Return the caller's context; raises `NotInitializedError` before `init()`."""
-    found = _thread.membership or _process
+    """Return the caller's context; blocks and raises as `membership` does."""
+    found = _thread.membership or _process or _take_place()
     if found is None:
         raise NotInitializedError(ranks_are_threads=_threads > 0)
     return found.context
+
+
+def _take_place() -> _ContextMembership | None:
+    """Take a newcomer's place among the ranks that train; return None before `init()`."""
+    global _process, _newcomer
+    if _newcomer is not None:
+        with _lock:
+            if _newcomer is not None:
+                _process, _newcomer = _ContextMembership(_join(None, _newcomer[0], None), Counters()), None
+                _share()
+    return _process
+
+
+def _place() -> Context | Topology:
+    """Return the caller's place; that which it expects if it is a newcomer."""
+    newcomer = _newcomer
+    return newcomer[1] if newcomer is not None and _thread.membership is None else context()
 
 
 @contextmanager
@@ -139,19 +162,26 @@ def init(
     `torchrun` may have started the ranks. Without a launcher this process is the only rank. With a communicator of
     mpi4py, below mpirun, its processes are the job's ranks, in its order. `shutdown` is called at interpreter exit.
     `process_sets` are added in this order, as `add_process_set` does; "dynamic" adds none. Sets can
-    be added later in any case. Raises `RendezvousError` with the missing ranks, `ConfigError` for a list of
-    some ranks or for a launcher whose processes cannot exchange bytes, and `ValueError` for a duplicate set.
+    be added later in any case. Without sets this returns at once in a process that comes to an elastic job while others
+    train: it has the place that it expects, and takes it when the training function begins or something needs the other
+    ranks. Raises `RendezvousError` with the missing ranks, `ConfigError` for a list of some ranks or for a launcher
+    whose processes cannot exchange bytes, and `ValueError` for a duplicate set.
     """
-    global _process, _atexit_registered
+    global _process, _newcomer, _atexit_registered
     sets = _checked_sets(process_sets)
     with _lock:
         if _thread.membership is None and _process is None:
-            made = _join(comm, config or Config.from_environment(), rendezvous)
-            _process = _ContextMembership(made, Counters())
-            _share()
             if not _atexit_registered:
                 atexit.register(shutdown)
                 _atexit_registered = True
+            member = MemberEnvironment.read() if rendezvous is None and comm is None and not sets else None
+            if member is not None and member.expected is not None:
+                _newcomer = _newcomer or (config or Config.from_environment(), member.expected)
+                return
+            _newcomer = None
+            made = _join(comm, config or Config.from_environment(), rendezvous)
+            _process = _ContextMembership(made, Counters())
+            _share()
             _add_sets(made, sets)
             return
     _require_all_ranks(comm, size())
@@ -201,6 +231,9 @@ def rejoin(commits: int) -> None:
     `SystemExit` if the training has ended or has no slot for this process, and `RendezvousError` if the launcher is
     lost."""
     global _process
+    if is_newcomer():
+        _take_place()
+        return
     left = context()
     if not isinstance(left.rendezvous, ElasticRendezvous):
         raise ConfigError("elastic", "no elastic launcher started this job; start it by: farandole run --min-np 1 ...")
@@ -211,6 +244,11 @@ def rejoin(commits: int) -> None:
     with _lock:
         _process = _ContextMembership(made, Counters())
         _share()
+
+
+def is_newcomer() -> bool:
+    """Return whether this process has no place yet among the ranks of an elastic job, which train meanwhile."""
+    return _thread.membership is None and _newcomer is not None
 
 
 def is_elastic() -> bool:
@@ -271,10 +309,11 @@ def shutdown() -> None:
 
     Operations still in flight fail, here and on the other ranks. Does nothing before `init()`.
     """
-    global _process
+    global _process, _newcomer
     with _lock:
         leaving = _thread.membership or _process
         if leaving is None:
+            _newcomer = None
             return
         if _thread.membership is not None:
             _thread.membership = None
@@ -286,48 +325,50 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     """Return whether the caller has a default context."""
-    return (_thread.membership or _process) is not None
+    return (_thread.membership or _process or _newcomer) is not None
 
 
 def rank() -> int:
     """Return this rank's number, 0 to `size() - 1`."""
-    return context().rank
+    return _place().rank
 
 
 def size() -> int:
     """Return how many ranks the job has."""
-    return context().size
+    return _place().size
 
 
 def local_rank() -> int:
     """Return this rank's number among the ranks of its host."""
-    return context().local_rank
+    return _place().local_rank
 
 
 def process_local_rank() -> int | None:
     """Return the local rank of the process; None before `init()`, and where each thread is a rank."""
+    if _newcomer is not None:
+        return _newcomer[1].local_rank
     found = _process
     return None if found is None else found.context.local_rank
 
 
 def local_size() -> int:
     """Return how many ranks are on this host."""
-    return context().local_size
+    return _place().local_size
 
 
 def cross_rank() -> int:
     """Return the number of this host among the hosts that have a rank with this local rank."""
-    return context().cross_rank
+    return _place().cross_rank
 
 
 def cross_size() -> int:
     """Return how many hosts have a rank with this local rank."""
-    return context().cross_size
+    return _place().cross_size
 
 
 def is_homogeneous() -> bool:
     """Return whether every host has the same number of ranks."""
-    return context().topology.is_homogeneous
+    return _place().is_homogeneous
 
 
 def metrics() -> dict[str, float]:

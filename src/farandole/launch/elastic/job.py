@@ -7,7 +7,7 @@ import queue
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from ipaddress import ip_address
 from typing import TypedDict
@@ -238,23 +238,23 @@ class ElasticJob:
     def _start_members(self, task: Task, on_line: OnLine) -> None:
         """Start the members whose host has an agent; the others wait until it is opened."""
         for start, place in list(self._unopened):
-            opened = self._agents.find(start.host)
-            if opened is not None:
+            if (opened := self._agents.find(start.host)) is not None:
                 self._unopened.remove((start, place))
                 self._start(start, place, opened, task, on_line)
 
     def _start(self, start: Start, place: Topology, opened: OpenedAgent, task: Task, on_line: OnLine) -> None:
+        place = replace(place, local_rank=opened.agent.first_slot + start.slot)
         member = MemberEnvironment(
             number=start.number,
             launcher=self._members.listen(opened.address),
             secret=self._secret,
             survives=bool(self._survivor_logs),
+            expected=place if self._roster.generation >= 0 else None,
         )
         threads = {"OMP_NUM_THREADS": str(threads_per_rank(opened.agent.usable_cores, start.host.slots))}
         inherited = {name: value for name, value in self._environment.items() if name not in TORCH_PLACES}
         env = {"PYTHONUNBUFFERED": "1", **threads, **inherited, **note_launches(self._environment)}
-        env |= show_place(place, opened.agent.first_slot + start.slot)
-        env |= {**member.write(), "FARANDOLE_JOB": self._name}
+        env |= {**show_place(place, place.local_rank), **member.write(), "FARANDOLE_JOB": self._name}
         log.info("member %d starts on %s", start.number, start.host.name)
         kept = self._survivor_logs and f"{self._survivor_logs}/{start.number}"
         if self._record is not None:

@@ -6,12 +6,13 @@ the launcher tells it when hosts have come or go, and asks now and then whether 
 
 import contextlib
 import functools
+import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Self
 
@@ -50,6 +51,7 @@ class MemberEnvironment:
     launcher: str  # "host:port"
     secret: bytes = field(repr=False)
     survives: bool = False  # its launcher, with the members that are left
+    expected: Topology | None = None  # the place of a newcomer, if no other rank comes or goes until it asks for one
 
     @classmethod
     def read(cls, env: Mapping[str, str] | None = None) -> Self | None:
@@ -59,19 +61,27 @@ class MemberEnvironment:
             return None
         try:
             secret = bytes.fromhex(env["FARANDOLE_MEMBER_SECRET"])
+            expected = None
+            if env.get("FARANDOLE_MEMBER_EXPECTS"):
+                rank, local_rank, hosts = json.loads(env["FARANDOLE_MEMBER_EXPECTS"])
+                expected = replace(Topology.from_hosts(rank, hosts), local_rank=local_rank)
             return cls(
                 number=int(env["FARANDOLE_MEMBER"]),
                 launcher=env["FARANDOLE_MEMBER_LAUNCHER"],
                 secret=secret,
                 survives=env.get("FARANDOLE_SURVIVES") == "1",
+                expected=expected,
             )
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, TypeError) as error:
             raise ConfigError("FARANDOLE_MEMBER", f"is set, but not as a launcher sets it ({error})") from error
 
     def write(self) -> dict[str, str]:
         """Return the variables for the member's process; HOROVOD_ELASTIC is for programs written for Horovod."""
+        place = self.expected
+        told = "" if place is None else json.dumps([place.rank, place.local_rank, place.hosts])
         return {
             "FARANDOLE_MEMBER": str(self.number),
+            "FARANDOLE_MEMBER_EXPECTS": told,
             "FARANDOLE_MEMBER_LAUNCHER": self.launcher,
             "FARANDOLE_MEMBER_SECRET": self.secret.hex(),
             "FARANDOLE_SURVIVES": "1" if self.survives else "0",
