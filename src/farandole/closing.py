@@ -4,8 +4,6 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Closing"]
-
 
 class Closing(ABC):
     """Context manager that closes itself; `close` must be idempotent where users also call it themselves."""

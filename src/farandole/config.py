@@ -11,8 +11,6 @@ from farandole.errors import ConfigError
 from farandole.refusals import ignored_variables
 from farandole.settings import Choice, Count, Duration, Flag, Setting, Size, Text, Value, setting, settings_of
 
-__all__ = ["FABRICS", "LOG_LEVELS", "ROUTES", "Config"]
-
 log = logging.getLogger(__name__)
 
 FABRICS = ("auto", "tcp", "mpi")

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 
 from farandole.errors import MissingExtra
 
-__all__ = ["importing", "prepare_mxnet"]
-
 # By package: its title, and the extras that install it.
 _EXTRAS = {
     "PIL": ("Pillow", "images"),

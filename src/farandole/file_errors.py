@@ -5,8 +5,6 @@ from contextlib import contextmanager
 
 from farandole.masking import mask
 
-__all__ = ["naming"]
-
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:

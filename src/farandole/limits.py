@@ -6,8 +6,6 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 
-__all__ = ["naming_process_limit", "require_open_files"]
-
 SPARE = 64  # open files that a process needs besides the requested ones
 
 

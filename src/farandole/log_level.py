@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from farandole.config import LOG_LEVELS, Config
 
-__all__ = ["LEVELS", "show_messages"]
-
 # Python has no level below debug.
 LEVELS: Mapping[str, int] = dict(
     zip(LOG_LEVELS, (5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL), strict=True)

@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping
 
-__all__ = ["hide_cause", "mask", "secret_values", "without_secrets"]
-
 _MASK = "***"
 
 # Names of secrets in queries, connection strings and options of fsspec's file systems.

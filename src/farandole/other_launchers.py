@@ -6,17 +6,6 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 from farandole.errors import ConfigError
 
-__all__ = [
-    "CLUSTERS",
-    "LAUNCHERS",
-    "PROGRAMS",
-    "Launcher",
-    "OtherLaunch",
-    "find_other_launch",
-    "note_launches",
-    "refuse_other_launch",
-]
-
 OUTER = "FARANDOLE_OUTER_LAUNCHES"
 
 _SPECIAL_STEPS = 0xFFFFFFF0  # slurm.h: larger numbers are batch scripts and interactive shells, not srun's steps

@@ -8,8 +8,6 @@ from typing import Protocol, TypeAlias, TypeVar, cast
 
 from farandole.errors import ConfigError
 
-__all__ = ["Choice", "Count", "Duration", "Flag", "Kind", "Setting", "Size", "Text", "Value", "setting", "settings_of"]
-
 T = TypeVar("T")
 Value: TypeAlias = int | float | bool | str | timedelta | None
 

@@ -12,8 +12,6 @@ from torch.distributed.rendezvous import _rendezvous_handlers, rendezvous
 
 from farandole.topology import JobEnvironment
 
-__all__ = ["find_store", "find_stores_of_jobs"]
-
 Found: TypeAlias = tuple[Store, int, int]  # torch's store, rank, size
 
 

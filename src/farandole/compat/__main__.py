@@ -10,8 +10,6 @@ from types import CodeType, ModuleType, TracebackType
 from farandole.compat import install
 from farandole.compat.children import pass_on
 
-__all__ = ["main"]
-
 # The files whose frames are above the program in a traceback.
 _OURS = (__file__, runpy.run_path.__code__.co_filename)
 

@@ -8,8 +8,6 @@ import farandole
 from farandole.compat.answers import MODULES
 from farandole.refusals import ABSENT_MODULES, ABSENT_NAMES
 
-__all__ = ["missing_module", "missing_name", "missing_package"]
-
 # By package: the extra that installs it.
 _EXTRAS = {
     "pyspark": "spark",

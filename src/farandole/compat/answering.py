@@ -8,8 +8,6 @@ from typing import TypeVar
 from farandole.compat.hook import install
 from farandole.launch.pickling import dumps
 
-__all__ = ["Answering", "answering"]
-
 T = TypeVar("T")
 
 

@@ -7,16 +7,6 @@ from pathlib import Path
 
 from farandole.refusals import ABSENT_MODULES, ABSENT_NAMES
 
-__all__ = [
-    "BASICS",
-    "IMPORTABLE",
-    "MIN_PL_VERSION",
-    "MODULES",
-    "PACKAGES",
-    "VERSION",
-    "Module",
-]
-
 # Horovod's last release, whose interface compat has. Programs compare it, or take it apart into three numbers.
 VERSION = "0.28.1"
 

@@ -19,8 +19,6 @@ from farandole.compat.hook import INSTALLER, is_stand_in
 from farandole.errors import ConfigError
 from farandole.launch.options import CommandParser
 
-__all__ = ["as_horovod_parser", "install", "remove", "run_as_horovod", "status"]
-
 # The releases whose interface compat has.
 VERSIONS = {"horovod": VERSION, "sparkdl": "3.0.0", "petastorm": "0.12.1"}
 

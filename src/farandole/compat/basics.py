@@ -4,8 +4,6 @@ import farandole.numpy
 from farandole.compat.answers import BASICS
 from farandole.core import default
 
-__all__ = ["HorovodBasics"]
-
 
 class HorovodBasics:
     """The functions that all bindings share, as methods. The arguments name an extension module and are ignored."""

@@ -28,8 +28,6 @@ from farandole.refusals import (
 )
 from farandole.topology import TORCH_PLACES, TORCH_STORE
 
-__all__ = ["Use", "check_parser", "find_uses", "run_check"]
-
 TORCH = "torch.distributed"
 _AS_GLOO = 'becomes farandole\'s with backend="farandole" in its place, or with FARANDOLE_AS_GLOO=1'
 _TORCH_NAMES = {

@@ -9,8 +9,6 @@ from farandole.compat.answers import IMPORTABLE
 from farandole.launch.environment import wants_torch, without_torch
 from farandole.topology import TORCH_PLACES, TORCH_STORE
 
-__all__ = ["env", "environment_of_ranks", "get_env_rank_and_size", "pass_on", "with_answers"]
-
 # Variables of launchers, in the order in which Horovod reads them.
 _PLACES = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),

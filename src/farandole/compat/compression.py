@@ -2,9 +2,6 @@
 
 from typing import Generic, TypeVar
 
-__all__ = ["Compressor"]
-
-
 T = TypeVar("T")  # a framework's tensors
 
 

@@ -5,8 +5,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
-
 log = logging.getLogger(__name__)
 
 

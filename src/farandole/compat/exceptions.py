@@ -1,7 +1,5 @@
 """The exception of `horovod.common.exceptions` that programs name but farandole never raises."""
 
-__all__ = ["HorovodVersionMismatchError", "get_version_mismatch_message"]
-
 
 class HorovodVersionMismatchError(ImportError):
     """Error for a framework whose version differs from the one that its binding was built with."""

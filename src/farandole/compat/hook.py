@@ -18,8 +18,6 @@ from farandole.compat.speech import Speech
 from farandole.errors import ConfigError
 from farandole.extras import prepare_mxnet
 
-__all__ = ["INSTALLER", "install", "is_stand_in", "uninstall"]
-
 INSTALLER = "farandole"  # of the packages that `farandole as-horovod` makes
 
 log = logging.getLogger(__name__)

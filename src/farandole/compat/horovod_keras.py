@@ -8,8 +8,6 @@ from farandole.core.operations.compression import Compressor
 from farandole.keras import callbacks
 from farandole.keras.backend import Optimizer, Tensor, Variable
 
-__all__ = ["BestModelCheckpoint", "DistributedOptimizer", "allreduce"]
-
 
 def DistributedOptimizer(
     optimizer: Optimizer,

@@ -11,24 +11,6 @@ from farandole.compat.absent import missing_module
 from farandole.compat.answers import MODULES
 from farandole.core import builds
 
-__all__ = [
-    "ccl_built",
-    "check_extension",
-    "check_installed_version",
-    "ddl_built",
-    "extension_available",
-    "get_ext_suffix",
-    "get_extension_full_path",
-    "gloo_built",
-    "gpu_available",
-    "is_iterable",
-    "is_version_greater_equal_than",
-    "mpi_built",
-    "nccl_built",
-    "num_rank_is_power_2",
-    "split_list",
-]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from farandole.errors import ConfigError
 from farandole.launch.cli import launch, run_parser
 from farandole.launch.options import Given, GivenAction
 
-__all__ = ["make_parser", "run_commandline"]
-
 
 def run_commandline(arguments: Sequence[str] | None = None) -> int:
     """Run a program as N ranks; returns the exit code, see `farandole run`.

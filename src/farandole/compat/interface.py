@@ -16,22 +16,6 @@ from farandole.meeting.launched.elastic import MemberEnvironment
 from farandole.refusals import ABSENT_NAMES, IGNORED_PARAMS, IGNORED_VARIABLES, NEEDLESS_VARIABLES, ignored_param
 from farandole.topology import JobEnvironment
 
-__all__ = [
-    "COMMAND",
-    "ENVIRONMENT",
-    "INTERFACE",
-    "STATES",
-    "Entry",
-    "Finding",
-    "declared",
-    "find_option",
-    "find_variable",
-    "missing",
-    "option_of",
-    "read_interface",
-    "there",
-]
-
 INTERFACE = Path(__file__).with_name("horovod_api.txt")
 STATES = {
     "yes": "there, with the same arguments",

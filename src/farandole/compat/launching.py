@@ -16,8 +16,6 @@ from farandole.launch.mpi_call import MpirunOutput, asked_of_mpirun, call_by_mpi
 from farandole.launch.run import run as run_ranks
 from farandole.refusals import IGNORED_ARGUMENTS
 
-__all__ = ["run"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

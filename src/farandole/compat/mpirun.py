@@ -13,8 +13,6 @@ from farandole.compat.answers import VERSION
 from farandole.compat.children import environment_of_ranks
 from farandole.launch.cli import launch, run_parser
 
-__all__ = ["main", "read_options"]
-
 # Options of mpirun. Each one takes one value, except the ignored ones and parameters.
 _NUMBER = ("-np", "-n", "--np", "-c", "--n")
 _HOSTS = ("-H", "-host", "--host")

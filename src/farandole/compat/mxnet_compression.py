@@ -4,8 +4,6 @@ from farandole.compat.compression import Compressor
 from farandole.mxnet import Compression
 from farandole.mxnet.adapter import Array
 
-__all__ = ["FP16Compressor", "NoneCompressor"]
-
 
 class NoneCompressor(Compressor[Array]):
     """Compressor that leaves arrays unchanged."""

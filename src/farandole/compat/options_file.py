@@ -7,8 +7,6 @@ from typing import TypeAlias, TypeVar
 
 from farandole.errors import ConfigError
 
-__all__ = ["SECTIONS", "parse_options", "read_options"]
-
 T = TypeVar("T")
 Option: TypeAlias = str | tuple[str, str]
 

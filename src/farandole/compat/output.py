@@ -8,8 +8,6 @@ from typing import TextIO
 
 from farandole.launch.output import Output
 
-__all__ = ["HorovodOutput", "tagged"]
-
 _RANK = re.compile(r"^\[([0-9]+)\] ", re.MULTILINE)
 
 

@@ -8,8 +8,6 @@ from farandole.spark.jobs.session import active_session
 from farandole.spark.rows.converter import ROW_GROUP_BYTES, SparkDatasetConverter
 from farandole.spark.rows.converter import make_spark_converter as convert
 
-__all__ = ["make_spark_converter"]
-
 
 def make_spark_converter(
     df: DataFrame | str,

@@ -8,8 +8,6 @@ from farandole.launch.environment import without_torch
 from farandole.ray.elastic import ElasticRayExecutor as ElasticExecutor
 from farandole.ray.executor import RayExecutor as Executor
 
-__all__ = ["ElasticRayExecutor", "RayExecutor"]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ from farandole.estimators.tensorflow import HorovodEstimator as Estimator
 from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph
 from farandole.estimators.trainers.model_fn.job import ModelFnJob
 
-__all__ = ["HorovodEstimator"]
-
 
 class HorovodEstimator(Estimator):
     """The class `sparkdl.estimators.horovod_estimator.estimator.HorovodEstimator`; see `farandole.spark.tensorflow`."""

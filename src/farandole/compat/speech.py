@@ -14,8 +14,6 @@ from farandole.errors import (
 )
 from farandole.timeline.names import Spelling, as_horovod
 
-__all__ = ["Speech", "horovods_sentence"]
-
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 SHUT_DOWN = (
     "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "

@@ -5,8 +5,6 @@ import tensorflow as tf
 from farandole.compat.compression import Compressor
 from farandole.tensorflow import Compression
 
-__all__ = ["FP16Compressor", "NoneCompressor"]
-
 
 class NoneCompressor(Compressor[tf.Tensor]):
     """Compressor that leaves tensors unchanged."""

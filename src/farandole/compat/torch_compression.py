@@ -5,8 +5,6 @@ import torch
 from farandole.compat.compression import Compressor
 from farandole.torch import Compression
 
-__all__ = ["FP16Compressor", "NoneCompressor"]
-
 
 class NoneCompressor(Compressor[torch.Tensor]):
     """Compressor that leaves tensors unchanged."""

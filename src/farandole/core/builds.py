@@ -6,20 +6,6 @@ from farandole.meeting.launched.mpi import mpi_allows_threads
 from farandole.other_launchers import find_other_launch
 from farandole.topology import JobEnvironment
 
-__all__ = [
-    "ccl_built",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rocm_built",
-    "sycl_built",
-]
-
 
 def mpi_threads_supported() -> bool:
     """Return whether all threads may call MPI, below mpirun and `horovodrun --mpi`; raises `ConfigError` elsewhere."""

@@ -20,8 +20,6 @@ from farandole.log_level import show_messages
 from farandole.meeting.rendezvous import Rendezvous
 from farandole.topology import Topology, host_identity
 
-__all__ = ["Context"]
-
 
 class Context:
     """One rank's membership in a job. One process can hold the contexts of several ranks, one per thread.

@@ -8,8 +8,6 @@ from farandole.core.process_sets.process_set import GlobalProcessSet, ProcessSet
 from farandole.core.process_sets.registry import GLOBAL
 from farandole.errors import InvalidRequest
 
-__all__ = ["Address", "address_of", "core_table", "plugin_path"]
-
 Address = tuple[int, int]  # the caller's rank id, and the number of a process set
 
 

@@ -13,8 +13,6 @@ from farandole.data.transform import TransformSpec
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_READER_ARGUMENTS, REFUSED_READER_ARGUMENTS
 
-__all__ = ["ReaderOptions"]
-
 log = logging.getLogger(__name__)
 
 

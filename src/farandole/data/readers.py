@@ -34,8 +34,6 @@ from farandole.data.tables.versions import same_version
 from farandole.errors import ConfigError, NoDataAvailableError, ReaderError
 from farandole.masking import mask
 
-__all__ = ["Reader", "make_batch_reader", "make_feed_reader", "make_reader"]
-
 log = logging.getLogger(__name__)
 
 T_co = TypeVar("T_co", covariant=True)

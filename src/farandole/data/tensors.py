@@ -8,8 +8,6 @@ from farandole.data.loading.loader import Loader
 from farandole.data.loading.meter import Metrics
 from farandole.data.loading.values import Values
 
-__all__ = ["TensorBatch", "TensorLoader"]
-
 T = TypeVar("T")
 
 

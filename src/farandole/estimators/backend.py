@@ -10,8 +10,6 @@ from farandole.spark.jobs.chosen import application_of
 from farandole.spark.jobs.session import active_session, check_transport, interface_of, run, shown_on
 from farandole.spark.jobs.task_settings import TaskSettings
 
-__all__ = ["Backend", "SparkBackend", "default_num_proc"]
-
 T = TypeVar("T")
 
 _CALL_ARGUMENTS = ("fn", "args", "kwargs", "num_proc", "env")

@@ -24,8 +24,6 @@ from farandole.errors import ConfigError
 from farandole.estimators.checks import Refused
 from farandole.refusals import IGNORED_PARAMS
 
-__all__ = ["CheckedParams", "Parameter", "optional", "required", "setter"]
-
 log = logging.getLogger(__name__)
 
 In = TypeVar("In")

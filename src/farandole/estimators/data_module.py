@@ -6,8 +6,6 @@ from typing import Any, Self
 
 from farandole.errors import ConfigError
 
-__all__ = ["DataModule", "PetastormDataModule"]
-
 
 class DataModule:
     """The batches of one rank. The estimator makes a data module on each rank with these arguments, and enters it.

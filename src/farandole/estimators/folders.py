@@ -10,8 +10,6 @@ from pyspark.sql import SparkSession
 from farandole.errors import ConfigError
 from farandole.spark.jobs.application import is_connect
 
-__all__ = ["ClassicFolder", "ConnectFolder", "Folder", "folder_of", "overwrite"]
-
 CHUNK = 2 << 20  # bytes per transfer; a batch of Spark Connect's results has up to 4 MiB
 _PARTS = "part int, content binary"
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from farandole.estimators.checked_params import CheckedParams
 from farandole.refusals import IGNORED_PARAMS, ignored_param
 
-__all__ = ["ForeignParams"]
-
 # Horovod's defaults, where they are not None.
 _DEFAULTS: Mapping[str, object] = {
     "partitions_per_process": 10,

@@ -8,8 +8,6 @@ with importing("farandole.spark.functions"):
     from pyspark.sql import Column
     from pyspark.sql import functions as F
 
-__all__ = ["argmax", "sigmoid", "softmax"]
-
 
 def argmax(column: Column | str) -> Column:
     """Return the index of the first largest number of each array, counted from 0; null for an empty array."""

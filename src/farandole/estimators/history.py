@@ -13,8 +13,6 @@ from farandole.extras import importing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["NO_SCORES", "EpochLog", "EpochLogger", "History", "epoch_points"]
-
 log = logging.getLogger(__name__)
 
 # Values of an epoch that are neither losses nor metrics.

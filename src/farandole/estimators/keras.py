@@ -41,8 +41,6 @@ with importing("farandole.spark.keras"):
     from farandole.keras.backend import Model, Optimizer
     from farandole.keras.generation import generation_of
 
-__all__ = ["KerasEstimator", "KerasModel"]
-
 _FILE, _CUSTOM = "model.keras", "custom_objects.pickle"
 
 

@@ -31,8 +31,6 @@ with importing("farandole.spark.lightning"):
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
-__all__ = ["LightningEstimator", "LightningModel"]
-
 log = logging.getLogger(__name__)
 
 

@@ -9,8 +9,6 @@ from farandole.estimators import checks
 from farandole.estimators.checked_params import CheckedParams, Parameter, optional, required
 from farandole.lightning.packages import package_of
 
-__all__ = ["LightningParams", "check_package", "check_trainer_args"]
-
 # Arguments of Lightning's Trainer that the estimator sets, each with the parameter to use instead or the reason.
 _SETTLED: Mapping[str, str] = {
     "accelerator": "set use_gpu",

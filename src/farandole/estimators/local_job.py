@@ -17,8 +17,6 @@ from farandole.spark.driver.log import OnMessage, Show
 from farandole.spark.jobs.attempts import Attempts
 from farandole.spark.jobs.child import RUNNER
 
-__all__ = ["run_local_ranks"]
-
 T = TypeVar("T")
 
 

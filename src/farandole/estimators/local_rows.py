@@ -15,8 +15,6 @@ from farandole.data.formats.places import texts_of
 from farandole.errors import ConfigError, DataError
 from farandole.spark.rows.disks import local_directory
 
-__all__ = ["as_files", "as_frame", "feature_batches", "features_of", "is_local"]
-
 GROUP = 1 << 16  # rows of a row group
 BATCH = 10_000  # rows that a model predicts at once, as in Spark
 

@@ -16,8 +16,6 @@ from farandole.estimators.feed import Feed
 from farandole.estimators.store import FilesystemStore
 from farandole.estimators.trainers.parquet_rows import ParquetFolder, ParquetRows
 
-__all__ = ["StoredRows"]
-
 _VALIDATION_FOLDER = "intermediate_val_data"
 
 

@@ -26,8 +26,6 @@ from farandole.estimators.portable import Portable
 from farandole.estimators.store import FilesystemStore
 from farandole.launch.pickling import dump
 
-__all__ = ["PARAMETERS", "Facts", "Saved", "dumped_parameters", "loaded_parameters"]
-
 PARAMETERS = "parameters.pickle"  # the parameters of an estimator that JSON cannot hold
 _METADATA = "metadata/part-00000"
 

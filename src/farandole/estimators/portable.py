@@ -4,8 +4,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Self
 
-__all__ = ["Portable"]
-
 
 class Portable:
     """An estimator or a fitted model that can be saved as the files of one folder, in the layout of pyspark.ml."""

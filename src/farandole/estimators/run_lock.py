@@ -15,8 +15,6 @@ from types import TracebackType
 from farandole.errors import ConfigError
 from farandole.estimators.store import FilesystemStore
 
-__all__ = ["RunLock", "require_owner"]
-
 log = logging.getLogger(__name__)
 
 BEAT = timedelta(seconds=10)  # between two renewals by the owner

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tensorflow import Graph, Tensor
     from tensorflow.compat.v1 import GraphDef, MetaGraphDef, Session
 
-__all__ = ["TFInputGraph", "TFTransformer"]
-
 _GRAPH = "graph.pb"
 _TAG = "serve"
 

@@ -32,8 +32,6 @@ with importing("farandole.spark.torch"):
     from farandole.estimators.trainers.torch.training import train, weights_of
     from farandole.estimators.transformer import DataFrameModel
 
-__all__ = ["TorchEstimator", "TorchModel"]
-
 F = TypeVar("F")
 
 _FILE = "model.pt"  # of a saved TorchModel; torch.load reads it

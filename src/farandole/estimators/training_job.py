@@ -16,8 +16,6 @@ from farandole.spark.driver.log import OnMessage, show_on_console
 from farandole.spark.jobs.barrier import run_barrier_job
 from farandole.spark.jobs.task_settings import TaskSettings
 
-__all__ = ["run_on_backend", "run_training_job"]
-
 T = TypeVar("T")
 OnEpoch: TypeAlias = Callable[[dict[str, float]], object]
 

@@ -7,8 +7,6 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["is_left", "replace_local", "unfinished_name"]
-
 ABANDONED = 3600.0  # seconds after which an unfinished file counts as left behind
 
 

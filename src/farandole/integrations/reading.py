@@ -6,8 +6,6 @@ from farandole.core.default import context, is_initialized
 from farandole.data import Metrics
 from farandole.event_file import EventFile
 
-__all__ = ["report_reading"]
-
 
 def report_reading(events: EventFile | None = None) -> Callable[[Metrics], None]:
     """Return a function for the argument `report` of a `Loader`, which writes each epoch's metrics.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from farandole.torch_env import Found
 
-__all__ = ["register"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -11,8 +11,6 @@ import numpy as np
 from farandole.core.operations.adapter import DeviceResult
 from farandole.errors import InvalidRequest
 
-__all__ = ["Array", "JaxAdapter", "allow_64_bits", "is_traced"]
-
 # Shape and dtype are not known to the type checker; they are checked when an operation is called.
 Array: TypeAlias = jax.Array
 

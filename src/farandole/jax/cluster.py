@@ -4,8 +4,6 @@ from jax._src.clusters import ClusterEnv  # JAX's own clusters derive from it, t
 
 from farandole.topology import JobEnvironment
 
-__all__ = ["FarandoleCluster"]
-
 
 class FarandoleCluster(ClusterEnv):  # type: ignore[no-untyped-call]
     """The ranks that `farandole run` has started; deriving from `ClusterEnv` registers it with JAX.

@@ -31,8 +31,6 @@ from farandole.meeting.launched.hosted import meet
 if TYPE_CHECKING:
     _Numbers: TypeAlias = ctypes._Pointer[ctypes.c_int32]
 
-__all__ = ["Communicators", "start"]
-
 log = logging.getLogger(__name__)
 
 _KEY = "farandole/rendezvous"

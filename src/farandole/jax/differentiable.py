@@ -23,8 +23,6 @@ from farandole.jax import traced
 from farandole.jax.adapter import Array, JaxAdapter, is_traced
 from farandole.jax.traced_request import TracedRequest
 
-__all__ = ["Differentiable", "eager", "operate"]
-
 Arrays = tuple[Array, ...]
 
 eager: Requests[Array] = Requests(JaxAdapter())

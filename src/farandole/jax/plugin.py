@@ -7,8 +7,6 @@ import jax
 
 from farandole.core.plugins import core_table, plugin_path
 
-__all__ = ["TARGET", "register"]
-
 TARGET = "farandole_collective"
 
 

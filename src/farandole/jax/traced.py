@@ -20,8 +20,6 @@ from farandole.jax.adapter import Array
 from farandole.jax.plugin import register
 from farandole.jax.traced_request import TracedRequest
 
-__all__ = ["run", "traced_name"]
-
 
 class _Program(threading.local):
     """The program that this thread traces, and the number of its operations without a name so far."""

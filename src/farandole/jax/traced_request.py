@@ -6,8 +6,6 @@ from typing import Unpack
 from farandole.core.operations.request import Changes, Request
 from farandole.core.plugins import Address
 
-__all__ = ["TracedRequest"]
-
 
 @dataclass(frozen=True)
 class TracedRequest:

@@ -12,8 +12,6 @@ from farandole.core.process_sets.process_set import ProcessSet, global_process_s
 from farandole.jax.adapter import Array
 from farandole.jax.ops import Compression, allreduce, broadcast
 
-__all__ = ["DistributedOptimizer", "GradientTransformation", "broadcast_parameters", "grad", "value_and_grad"]
-
 Tree = TypeVar("Tree")
 
 

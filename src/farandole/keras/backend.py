@@ -9,19 +9,6 @@ import keras
 from farandole.core.operations.gradients import GradientOptions
 from farandole.core.process_sets.process_set import ProcessSet
 
-__all__ = [
-    "Backend",
-    "Model",
-    "Optimizer",
-    "Options",
-    "Schedule",
-    "Tensor",
-    "Variable",
-    "compress_each",
-    "reduction_arguments",
-    "value_of",
-]
-
 # A tensor belongs to the backend's framework; in a traced function it is symbolic.
 Tensor: TypeAlias = Any
 # Of Keras 3, or their namesakes of tf_keras.

@@ -7,8 +7,6 @@ import keras
 
 from farandole.keras.backend import Backend
 
-__all__ = ["backend"]
-
 _BACKENDS = ("tensorflow", "torch", "jax")
 
 

@@ -7,8 +7,6 @@ import keras
 from farandole.core.operations.compression import BrainCompression, ByInt8, NoneCompressor
 from farandole.keras.backend import Tensor
 
-__all__ = ["Compression"]
-
 
 @dataclass(frozen=True)
 class _CastCompressor:

@@ -12,8 +12,6 @@ from farandole.core.process_sets.process_set import is_alone, membership_of, req
 from farandole.keras.backend import Options, Tensor, Variable
 from farandole.keras.chosen import backend
 
-__all__ = ["Exchange", "keyed"]
-
 Groups = int | Iterable[Iterable[Hashable]] | None
 
 

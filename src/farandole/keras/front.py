@@ -6,8 +6,6 @@ from typing import TypeVar
 from farandole.keras.backend import Optimizer, Variable
 from farandole.keras.exchange import Exchange
 
-__all__ = ["Front", "mix_in"]
-
 F = TypeVar("F", bound="Front")
 
 

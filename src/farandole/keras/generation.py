@@ -10,8 +10,6 @@ from typing import Protocol, cast
 
 from farandole.keras.backend import Model, Optimizer, Options, Schedule, Variable
 
-__all__ = ["Distribution", "Generation", "generation_of", "generation_of_files"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:

@@ -21,19 +21,6 @@ from farandole.tensorflow.aggregation import Aggregation
 from farandole.tensorflow.reducer import identify
 from farandole.tensorflow.tracing import as_written
 
-__all__ = [
-    "KINDS",
-    "build",
-    "distribute",
-    "has_legacy",
-    "has_schedule",
-    "library",
-    "load",
-    "rate",
-    "set_schedule",
-    "velocities",
-]
-
 Pairs: TypeAlias = list[tuple[Tensor | None, Variable]]
 
 has_legacy = True

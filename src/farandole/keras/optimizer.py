@@ -13,8 +13,6 @@ from farandole.keras.backend import Optimizer, Options, Tensor, Variable
 from farandole.keras.compression import Compression
 from farandole.keras.generation import Distribution, generation_of
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
-
 
 def DistributedOptimizer(
     optimizer: Optimizer,

@@ -10,8 +10,6 @@ import keras
 
 from farandole.keras.backend import Model, Optimizer
 
-__all__ = ["load", "with_maker"]
-
 
 def load(filepath: str | Path, objects: Mapping[str, object]) -> Model:
     """See `Generation`."""

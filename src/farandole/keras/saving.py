@@ -19,8 +19,6 @@ from farandole.keras.optimizer import DistributedOptimizer
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["load_model"]
-
 
 def load_model(
     filepath: "str | Path | h5py.File",

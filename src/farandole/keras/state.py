@@ -9,8 +9,6 @@ import numpy as np
 from farandole.keras.backend import Variable
 from farandole.numpy import broadcast_async_
 
-__all__ = ["broadcast_global_variables", "broadcast_variables"]
-
 
 def broadcast_variables(variables: Iterable[Variable], root_rank: int) -> None:
     """Overwrite Keras variables with those of rank `root_rank`, matched by their order.

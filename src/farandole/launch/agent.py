@@ -38,8 +38,6 @@ from farandole.meeting.addresses import split_address
 from farandole.meeting.launched.elastic import MemberEnvironment, is_launcher_lost
 from farandole.topology import own_addresses
 
-__all__ = ["main", "serve"]
-
 REACH = 10.0  # seconds for a connection to the address that the launcher tries
 GONE = timedelta(seconds=20)  # for ranks that are ended, beyond their grace
 FOR_EVER = timedelta(days=365)

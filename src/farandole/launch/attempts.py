@@ -9,8 +9,6 @@ from farandole.launch.elastic.job import ElasticJob
 from farandole.launch.failures import OUTPUT_REFUSED, Failure
 from farandole.launch.job import Job
 
-__all__ = ["MOST", "NUMBER", "Attempts"]
-
 log = logging.getLogger(__name__)
 
 # torchrun's names for the ranks' variables: the restarts before this attempt, and the most that there can be.

@@ -19,23 +19,6 @@ from farandole.errors import ConfigError
 from farandole.launch.failures import Failure
 from farandole.other_launchers import find_other_launch
 
-__all__ = [
-    "Agent",
-    "Assignment",
-    "Backend",
-    "Binding",
-    "Call",
-    "Command",
-    "Host",
-    "OnEnd",
-    "OnLine",
-    "Rank",
-    "Shell",
-    "Site",
-    "Task",
-    "check_binding",
-]
-
 OnLine: TypeAlias = Callable[[int, str, str], None]  # rank, "stdout" or "stderr", the line without its end
 OnEnd: TypeAlias = Callable[[int, Failure | None], None]  # rank, its failure if any
 Binding: TypeAlias = Literal["none", "cores"]

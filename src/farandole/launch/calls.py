@@ -22,8 +22,6 @@ from farandole.launch.exceptions import load_exception
 from farandole.launch.failures import Failure, exit_failure
 from farandole.launch.processes import GRACE, RankProcess
 
-__all__ = ["RankCall"]
-
 log = logging.getLogger(__name__)
 
 START_TIMEOUT = timedelta(seconds=120)

@@ -24,20 +24,6 @@ from typing import TypeAlias
 
 from farandole.meeting.frames import decode, encode
 
-__all__ = [
-    "LARGEST_MESSAGE",
-    "MOST_FILES",
-    "WORKER_FD",
-    "LauncherEnd",
-    "OnMessage",
-    "Orders",
-    "Outcome",
-    "WorkerEnd",
-    "WorkerFailure",
-    "WorkerValue",
-    "open_channel",
-]
-
 WORKER_FD = "FARANDOLE_WORKER_FD"  # the variable with a worker's descriptor
 LARGEST_MESSAGE = 64 * 1024  # bytes
 MOST_FILES = 64  # in orders; Linux passes no more than 253 at once

@@ -45,8 +45,6 @@ from farandole.launch.output import Output
 from farandole.launch.starters import STARTERS, find_starter
 from farandole.log_level import LEVELS
 
-__all__ = ["COMMANDS", "launch", "main", "run_parser", "run_program"]
-
 VERSION = f"farandole {farandole.__version__}"
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,6 @@ from pkgutil import resolve_name
 from farandole.launch.cli import COMMANDS
 from farandole.launch.options import CommandParser
 
-__all__ = ["completion_parser", "run_completion"]
-
 # In zsh the function of bash works as it is.
 _ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
 

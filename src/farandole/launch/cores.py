@@ -5,8 +5,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["available_cores", "share_of", "threads_per_rank"]
-
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 

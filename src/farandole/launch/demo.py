@@ -19,8 +19,6 @@ from farandole.launch.backend import Command
 from farandole.launch.job import open_job
 from farandole.launch.options import positive_count
 
-__all__ = ["demo_parser", "run_demo"]
-
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 50  # characters of the curve
 NEXT = """Train your own program the same way: [bold]farandole run -np 2 python train.py[/bold]

@@ -8,8 +8,6 @@ from pathlib import Path
 from farandole.config import Config
 from farandole.errors import ConfigError
 
-__all__ = ["refuse_mpi", "wants_torch", "with_settings", "without_torch"]
-
 _TORCH = next(setting for setting in Config.settings() if setting.name == "torch_env")
 
 

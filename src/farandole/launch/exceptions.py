@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from farandole.launch.pickling import dumps
 
-__all__ = ["LARGEST_EXCEPTION", "dump_exception", "load_exception"]
-
 _NOTE = "Made of its args and attributes: it cannot be pickled as a whole"
 LARGEST_EXCEPTION = 1 << 20  # bytes; a larger exception, such as one that holds a data set, is sent as text only
 

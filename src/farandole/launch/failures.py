@@ -10,18 +10,6 @@ from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RankFail
 from farandole.launch.exceptions import dump_exception, load_exception
 from farandole.masking import mask
 
-__all__ = [
-    "OUTPUT_REFUSED",
-    "Exit",
-    "Failure",
-    "culprit",
-    "exit_failure",
-    "from_payload",
-    "is_consequence",
-    "reason_of",
-    "to_payload",
-]
-
 # Errors that a rank raises because another rank failed or is missing.
 CONSEQUENCES = (PeerLost, EngineClosed, CollectiveTimeout, RendezvousError)
 OUTPUT_REFUSED = "was ended because its output could not be written"  # the error of the attempt follows

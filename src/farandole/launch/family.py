@@ -6,8 +6,6 @@ import secrets
 import signal
 import time
 
-__all__ = ["FAMILY", "end_family", "is_stopped", "members", "new_family"]
-
 FAMILY = "FARANDOLE_FAMILY"  # the variable, which a rank and all of its descendants inherit
 LOOK_AGAIN = 0.02  # seconds
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from farandole.errors import ConfigError, SlotsError
 from farandole.launch.backend import Host
 
-__all__ = ["fill_slots", "is_local", "parse_hosts", "read_hostfile", "route_to"]
-
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
     """Read "host1:2,host2:4,[fd00::1]:2"; a host without a number has one slot."""

@@ -10,8 +10,6 @@ from pathlib import Path
 import farandole
 from farandole.other_launchers import PROGRAMS
 
-__all__ = ["BINDINGS", "installed_version", "program_path", "report"]
-
 # A binding works when its own package and its framework are installed; neither is imported for the report.
 BINDINGS = (
     ("PyTorch", "torch"),

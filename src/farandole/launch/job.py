@@ -24,8 +24,6 @@ from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import find_other_launch, note_launches
 from farandole.topology import TORCH_PLACES, JobEnvironment, Topology
 
-__all__ = ["Job", "open_job"]
-
 log = logging.getLogger(__name__)
 
 # Time for further failures after the first one: the rank that has caused it may be reported a moment later.

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-__all__ = ["LONGEST_LINE", "LineSplitter"]
-
 LONGEST_LINE = 64 * 1024  # bytes; a longer line is cut, so that binary output cannot fill the memory
 
 

@@ -20,25 +20,6 @@ from farandole.launch.backend import Assignment
 from farandole.launch.versions import Versions
 from farandole.meeting.frames import Kinds, encode, frame, frame_steps, plain_fields
 
-__all__ = [
-    "FROM_AGENT",
-    "FROM_LAUNCHER",
-    "MARKER",
-    "SILENCE",
-    "Answer",
-    "Ask",
-    "End",
-    "FromAgent",
-    "FromLauncher",
-    "Gone",
-    "Hello",
-    "Line",
-    "Messages",
-    "Quit",
-    "Start",
-    "Terminate",
-]
-
 MARKER = b"\n--- farandole agent ---\n"
 ALIVE_EVERY = 3.0  # seconds
 SILENCE = 60.0  # seconds without a message after which the other end is lost

@@ -38,8 +38,6 @@ from farandole.meeting.frames import recv_frame, send_frame
 from farandole.meeting.handshake import new_secret
 from farandole.topology import interface_addresses, interface_names, loopback_address, own_addresses
 
-__all__ = ["MpirunOutput", "asked_of_mpirun", "call_by_mpirun"]
-
 log = logging.getLogger(__name__)
 
 _EXIT = -1  # the rank of mpirun in the events

@@ -18,8 +18,6 @@ from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline, recv_frame, send_frame
 from farandole.other_launchers import LAUNCHERS
 
-__all__ = ["ADDRESSES", "LARGEST_CALL", "SECRET", "main"]
-
 ADDRESSES, SECRET = "FARANDOLE_CALL_ADDRESSES", "FARANDOLE_CALL_SECRET"
 LARGEST_CALL = 1 << 40  # bytes; the sender has proved the secret
 AT_ONE_ADDRESS = timedelta(seconds=5)

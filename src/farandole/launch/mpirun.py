@@ -28,19 +28,6 @@ from farandole.launch.hosts import fill_slots, parse_hosts, read_hostfile
 from farandole.launch.options import Given, shell_words
 from farandole.topology import interface_names
 
-__all__ = [
-    "Asked",
-    "Launcher",
-    "add_options",
-    "become_mpirun",
-    "command_of",
-    "hosts_for_mpirun",
-    "is_asked",
-    "prepare",
-    "start",
-    "without_meaning",
-]
-
 log = logging.getLogger(__name__)
 
 PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra")

@@ -14,25 +14,6 @@ from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_OPTIONS, REFUSED_OPTIONS
 from farandole.settings import Flag, Setting
 
-__all__ = [
-    "AUTO",
-    "CommandParser",
-    "Foreign",
-    "Given",
-    "GivenAction",
-    "Ignore",
-    "SetSetting",
-    "add_horovod_options",
-    "add_setting_options",
-    "add_ssh_options",
-    "positive_count",
-    "rank_count",
-    "ranks_named",
-    "shell_words",
-    "whole_number",
-]
-
-
 AUTO = 0  # number of ranks: one for each slot of the hosts, or each usable core of this machine
 
 

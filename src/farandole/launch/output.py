@@ -11,8 +11,6 @@ from typing import Self, TextIO
 
 from farandole.errors import ConfigError
 
-__all__ = ["Output"]
-
 
 class Output:
     """Prints each line of each rank as "[rank] line"; a context manager, called from the threads of all ranks.

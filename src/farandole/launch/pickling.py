@@ -11,8 +11,6 @@ from typing import Any
 
 from farandole.errors import PicklingError, RankFailed
 
-__all__ = ["PickleReport", "describe", "dump", "dump_call", "dumps", "find_unpicklable", "load_value"]
-
 MOST_ATTEMPTS = 2000  # parts to test before the search returns the part found so far
 
 

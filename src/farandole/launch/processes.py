@@ -22,8 +22,6 @@ from farandole.launch.failures import OUTPUT_REFUSED, Exit, reason_of
 from farandole.launch.family import FAMILY, end_family, is_stopped, new_family
 from farandole.launch.lines import LineSplitter
 
-__all__ = ["GRACE", "RankProcess"]
-
 log = logging.getLogger(__name__)
 
 GRACE = timedelta(seconds=5)  # between SIGTERM and SIGKILL

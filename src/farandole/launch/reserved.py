@@ -4,8 +4,6 @@ import socket
 
 from farandole.closing import Closing
 
-__all__ = ["ReservedPort"]
-
 
 class ReservedPort(Closing):
     """A port of this machine that a rank can listen on, and that no other process gets while this is open.

@@ -20,8 +20,6 @@ from farandole.launch.job import Job, open_job
 from farandole.launch.output import Output
 from farandole.launch.pickling import dump_call, load_value
 
-__all__ = ["run", "run_call"]
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ from farandole.errors import ConfigError
 from farandole.launch.backend import Host
 from farandole.launch.hosts import parse_hosts
 
-__all__ = ["parse_script_hosts", "run_script"]
-
 OPTION = "host_discovery_script"
 SECONDS = 30  # for one run of the script
 

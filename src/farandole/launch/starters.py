@@ -8,8 +8,6 @@ from farandole.config import Config
 from farandole.launch import mpirun
 from farandole.launch.options import Given
 
-__all__ = ["STARTERS", "find_starter"]
-
 
 class Starter(Protocol):
     """Functions of the module of a program that starts the ranks."""

@@ -17,8 +17,6 @@ from farandole.timeline.page import write_page
 from farandole.timeline.reading import read_traces
 from farandole.timeline.trace import RankTrace
 
-__all__ = ["run_timeline", "timeline_parser"]
-
 log = logging.getLogger(__name__)
 
 FAILED = 1

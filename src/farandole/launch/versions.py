@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
-__all__ = ["Versions", "check_fields", "check_versions", "own_versions"]
-
 
 @dataclass(frozen=True, slots=True)
 class Versions:

@@ -18,8 +18,6 @@ from farandole.launch.exceptions import dump_exception
 from farandole.launch.failures import is_consequence
 from farandole.launch.pickling import dumps, find_unpicklable
 
-__all__ = ["Runner", "flush_output", "main", "run_call"]
-
 # Function that makes the call in the worker. It gets the channel, the orders, the function and its arguments.
 Runner: TypeAlias = Callable[[WorkerEnd, Orders, Callable[..., object], Sequence[object], Mapping[str, object]], object]
 

@@ -3,8 +3,6 @@
 import sys
 from types import ModuleType
 
-__all__ = ["FABRICS", "PACKAGES", "package_of"]
-
 # By package: the package with its cluster environments.
 FABRICS = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
 PACKAGES = tuple(FABRICS)

@@ -19,8 +19,6 @@ from farandole.lightning.packages import FABRICS
 from farandole.lightning.stepping import stepping
 from farandole.torch.reducer import Reducer
 
-__all__ = ["OverRanks", "strategy_class"]
-
 T = TypeVar("T")
 
 if TYPE_CHECKING:

@@ -6,8 +6,6 @@ import importlib.util
 
 from farandole.lightning.packages import PACKAGES
 
-__all__ = ["register_names"]
-
 # By the strategy's name: its arguments. "horovod" multiplies the learning rates, as that strategy of Lightning 1 did.
 _NAMES: dict[str, dict[str, None]] = {"farandole": {}, "horovod": {"rate_factor": None}}
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["stepping"]
-
 
 @contextmanager
 def stepping(

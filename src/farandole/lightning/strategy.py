@@ -4,6 +4,4 @@ import lightning.pytorch as package
 
 from farandole.lightning.ranks import strategy_class
 
-__all__ = ["FarandoleStrategy"]
-
 FarandoleStrategy = strategy_class(package)

@@ -20,8 +20,6 @@ from farandole.meeting.addresses import join_address
 from farandole.meeting.frames import Steps
 from farandole.meeting.handshake import HEAD_BYTES, handshake_steps
 
-__all__ = ["BACKLOG", "HANDSHAKE_TIMEOUT", "AcceptingThread", "Acceptor", "Admitted", "Refusals", "listen", "same_user"]
-
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096  # connections that the kernel holds until they are accepted; it may allow fewer

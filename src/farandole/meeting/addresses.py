@@ -4,8 +4,6 @@ import socket
 
 from farandole.errors import ConfigError
 
-__all__ = ["join_address", "peer_name", "split_address"]
-
 
 def join_address(host: str, port: int) -> str:
     """Return "host:port", with an IPv6 host in brackets."""

@@ -11,8 +11,6 @@ from farandole.meeting.addresses import split_address
 from farandole.meeting.frames import Deadline, Steps, recv_exactly
 from farandole.meeting.handshake import handshake_steps
 
-__all__ = ["dial"]
-
 FIRST_LIMIT = 2.0  # seconds for the first handshake; doubled after an attempt without an answer
 FIRST_PAUSE, LONGEST_PAUSE = 0.002, 1.0  # seconds between two attempts
 

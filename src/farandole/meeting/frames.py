@@ -23,25 +23,6 @@ from farandole.meeting.addresses import peer_name
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = [
-    "HEAD",
-    "LENGTH",
-    "Deadline",
-    "Kinds",
-    "Steps",
-    "converse",
-    "decode",
-    "encode",
-    "frame",
-    "frame_steps",
-    "plain_fields",
-    "recv_exactly",
-    "recv_frame",
-    "send",
-    "send_frame",
-    "split_frames",
-]
-
 LENGTH = struct.Struct("!Q")
 HEAD = 1 << 16  # bytes; more than a message of a few fields, of which two may be paths as long as Linux allows
 

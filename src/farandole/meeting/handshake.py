@@ -18,8 +18,6 @@ import secrets
 from farandole.errors import AuthenticationError, ConfigError
 from farandole.meeting.frames import Steps
 
-__all__ = ["handshake_steps", "new_secret"]
-
 MAGIC = b"farandole2\n"
 WELCOME = b"!"
 NONCE_BYTES = 32

@@ -6,8 +6,6 @@ from typing import TypeAlias
 from farandole.errors import RendezvousError
 from farandole.meeting.frames import Kinds, encode
 
-__all__ = ["Caller", "Meeting", "RoundResult", "decode_result", "encode_result"]
-
 # All ranks' payloads in rank order, or the error of the round.
 RoundResult: TypeAlias = list[bytes] | RendezvousError
 

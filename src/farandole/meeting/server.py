@@ -22,8 +22,6 @@ from farandole.meeting.frames import HEAD, Steps, decode, frame, frame_steps
 from farandole.meeting.handshake import LEAST_SECRET
 from farandole.meeting.rounds import Caller, Meeting, RoundResult, encode_result
 
-__all__ = ["GOODBYE", "MAX_PAYLOAD", "RendezvousServer", "Request", "result_limit"]
-
 log = logging.getLogger(__name__)
 
 MAX_PAYLOAD = 1 << 20

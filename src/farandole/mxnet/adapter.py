@@ -11,8 +11,6 @@ from mxnet.base import _LIB, check_call
 
 from farandole.errors import InvalidRequest
 
-__all__ = ["Array", "MxnetAdapter"]
-
 # Shape and dtype are not known to the type checker; they are checked when an operation is called.
 Array: TypeAlias = mx.nd.NDArray
 

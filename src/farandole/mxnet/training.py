@@ -14,8 +14,6 @@ from farandole.core.process_sets.process_set import ProcessSet, global_process_s
 from farandole.mxnet.adapter import Array
 from farandole.mxnet.ops import Compression, broadcast_, broadcast_async_, grouped_allreduce_async_
 
-__all__ = ["DistributedOptimizer", "DistributedTrainer", "broadcast_parameters"]
-
 # Of one weight, or of several that are updated together.
 Index: TypeAlias = int | str | Sequence[int | str]
 Gradient: TypeAlias = Array | Sequence[Array]

@@ -8,8 +8,6 @@ import numpy.typing as npt
 
 from farandole.errors import InvalidRequest
 
-__all__ = ["Array", "NumpyAdapter"]
-
 # Shape and dtype are not known to the type checker; they are checked when an operation is called.
 Array: TypeAlias = npt.NDArray[Any]
 

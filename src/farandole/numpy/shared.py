@@ -9,8 +9,6 @@ import numpy.typing as npt
 from farandole.core import default
 from farandole.numpy.adapter import Array
 
-__all__ = ["empty_shared"]
-
 
 def empty_shared(shape: int | Sequence[int], dtype: npt.DTypeLike = float) -> Array:
     """Return an uninitialized array, as `numpy.empty` does, that the other ranks of this host can read.

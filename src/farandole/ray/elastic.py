@@ -24,8 +24,6 @@ from farandole.ray.executor import refuse_callbacks
 from farandole.ray.worker import AgentActor
 from farandole.topology import interface_address
 
-__all__ = ["ElasticRayExecutor", "ElasticSettings", "RayHostDiscovery"]
-
 T = TypeVar("T")
 
 PAUSE = 0.5  # seconds between two looks at the actors

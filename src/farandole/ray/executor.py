@@ -23,8 +23,6 @@ from farandole.ray.placement import Demand, Places, reserve
 from farandole.ray.worker import RankActor
 from farandole.topology import JobEnvironment, Topology
 
-__all__ = ["RayExecutor", "Settings", "refuse_callbacks"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -13,8 +13,6 @@ from ray.util.placement_group import (
 
 from farandole.errors import ConfigError, SlotsTimeout
 
-__all__ = ["Demand", "Places", "reserve"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:

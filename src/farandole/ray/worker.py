@@ -18,8 +18,6 @@ from farandole.meeting.server import RendezvousServer
 from farandole.other_launchers import note_launches
 from farandole.topology import host_identity, interface_address
 
-__all__ = ["AgentActor", "RankActor"]
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ from farandole.spark.jobs.session import run, started_session
 from farandole.tensorflow.data_service import compute_worker_fn
 from farandole.tensorflow.data_service.command import parse_options, start_service
 
-__all__ = ["main"]
-
 
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
     """Run the data service as a Spark job, with as many workers as Spark's default parallelism, until it is shut down.

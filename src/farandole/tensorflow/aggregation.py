@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from farandole.tensorflow.reducer import Gradient, Source, identify
 
-__all__ = ["Aggregation"]
-
 Variable: TypeAlias = tf.Variable
 
 

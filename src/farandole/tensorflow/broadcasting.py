@@ -9,8 +9,6 @@ from farandole.core.process_sets.process_set import ProcessSet, global_process_s
 from farandole.tensorflow.ops import grouped_broadcast
 from farandole.tensorflow.tracing import as_written
 
-__all__ = ["BroadcastGlobalVariablesHook", "broadcast_", "broadcast_global_variables", "broadcast_variables"]
-
 Variable: TypeAlias = tf.Variable  # or a reference variable of tf.compat.v1, or a Keras variable
 
 

@@ -4,8 +4,6 @@ import re
 
 import tensorflow as tf
 
-__all__ = ["backward_name", "require_no_xla", "wire_name"]
-
 _PREFIX = "farandole/"  # of names that are reserved in a graph
 
 

@@ -9,8 +9,6 @@ from farandole.core.operations.reduction import Sum
 from farandole.core.plugins import Address
 from farandole.tensorflow.plugin import operations
 
-__all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "join", "place", "reducescatter"]
-
 
 def allreduce(
     tensors: Sequence[tf.Tensor],

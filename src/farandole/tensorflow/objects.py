@@ -8,8 +8,6 @@ import tensorflow as tf
 from farandole.core.operations import objects
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 
-__all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn"]
-
 T = TypeVar("T")
 Session: TypeAlias = tf.compat.v1.Session
 

@@ -14,8 +14,6 @@ from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.reducer import Gradient, Groups, Reducer, ReducerOptions, Source, choose_options
 from farandole.tensorflow.tracing import as_written
 
-__all__ = ["DistributedOptimizer"]
-
 # An optimizer of tf.compat.v1.train or of Keras.
 Optimizer: TypeAlias = tf.compat.v1.train.Optimizer
 Pairs = Iterable[tuple[Gradient, Source]]

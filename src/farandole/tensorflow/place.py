@@ -8,8 +8,6 @@ from farandole.core.process_sets.process_set import global_process_set
 from farandole.core.process_sets.registry import GLOBAL
 from farandole.tensorflow import nodes
 
-__all__ = ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op"]
-
 # Indexes into the plugin's `Place`.
 RANK, SIZE, LOCAL_RANK, LOCAL_SIZE, INCLUDED = range(5)
 

@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from farandole.core.plugins import core_table, plugin_path
 
-__all__ = ["operations"]
-
 
 @functools.cache
 def operations() -> ModuleType:

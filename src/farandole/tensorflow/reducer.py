@@ -13,8 +13,6 @@ from farandole.core.process_sets.process_set import require_registered
 from farandole.tensorflow.ops import allreduce, grouped_allreduce
 from farandole.tensorflow.place import size_op
 
-__all__ = ["Gradient", "Groups", "Reducer", "ReducerOptions", "Source", "choose_options", "identify"]
-
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 # A variable of TensorFlow or Keras, or a tensor, with respect to which a gradient is computed.
 Source = object

@@ -13,8 +13,6 @@ from farandole.core.process_sets.process_set import ProcessSet, global_process_s
 from farandole.tensorflow.ops import allreduce
 from farandole.tensorflow.tracing import as_written
 
-__all__ = ["SyncBatchNormalization"]
-
 Tensor: TypeAlias = tf.Tensor
 
 # With TF_USE_LEGACY_KERAS tf.keras is the package tf_keras.

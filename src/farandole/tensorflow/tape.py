@@ -12,8 +12,6 @@ from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.reducer import Gradient, Groups, Reducer, ReducerOptions, Source, choose_options
 from farandole.tensorflow.tracing import as_written
 
-__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
-
 Layer: TypeAlias = tf.keras.layers.Layer
 Nested: TypeAlias = object  # a tensor, or a structure of them, as tf.nest has them
 Pairs: TypeAlias = list[tuple[Source, Gradient]]

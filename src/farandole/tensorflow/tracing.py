@@ -5,8 +5,6 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-__all__ = ["as_written"]
-
 F = TypeVar("F", bound=Callable[..., object])
 
 

@@ -14,8 +14,6 @@ from farandole.timeline.meetings import MEETINGS, find_meetings, spread_of
 from farandole.timeline.trace import RankTrace
 from farandole.topology import host_name
 
-__all__ = ["Clock", "compare_clocks", "shift_traces"]
-
 ONE_CLOCK = 1_000_000  # ns: ranks that see an operation end so close together need no correction
 
 

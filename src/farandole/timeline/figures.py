@@ -8,8 +8,6 @@ from farandole.timeline.intervals import Interval, length, shares, subtract, uni
 from farandole.timeline.meetings import find_meetings
 from farandole.timeline.trace import Operation, RankTrace
 
-__all__ = ["Figures", "KindFigures", "RankFigures", "TensorFigures", "count_figures"]
-
 
 @dataclass(frozen=True, slots=True)
 class RankFigures:

@@ -4,8 +4,6 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["sibling_paths", "timeline_path"]
-
 
 def timeline_path(path: str | os.PathLike[str], rank: int) -> Path:
     """Return the file of `rank`: `path` for rank 0, `<stem>.rank<r><suffix>` beside it for rank r."""

@@ -9,8 +9,6 @@ from farandole.timeline.meetings import find_meetings
 from farandole.timeline.names import CYCLE, PLAN
 from farandole.timeline.trace import Operation, RankTrace
 
-__all__ = ["spell_as_horovod"]
-
 
 def spell_as_horovod(ranks: Mapping[int, RankTrace], clocks: Sequence[Clock], warnings: Sequence[str]) -> Iterator[str]:
     """Yield the text of a trace with an event per line, in order of time, which begins at 0.

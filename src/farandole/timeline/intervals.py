@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Interval", "length", "shares", "subtract", "union"]
-
 Interval = tuple[int, int]
 
 

@@ -6,8 +6,6 @@ from statistics import median
 
 from farandole.timeline.trace import Operation, RankTrace
 
-__all__ = ["MEETINGS", "find_meetings", "spread_of"]
-
 # Kinds that end on no rank before every rank has begun. Broadcast is left out because its root need not wait, join
 # because a rank that joins waits for the last one.
 MEETINGS = ("allreduce", "allgather", "alltoall", "barrier", "reducescatter")

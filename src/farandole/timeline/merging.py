@@ -7,8 +7,6 @@ from farandole.timeline.clocks import Clock
 from farandole.timeline.names import NEGOTIATE, QUEUE
 from farandole.timeline.trace import RankTrace
 
-__all__ = ["merge_traces"]
-
 
 def merge_traces(ranks: Mapping[int, RankTrace], clocks: Sequence[Clock], warnings: Sequence[str]) -> Iterator[str]:
     """Yield the text of one trace with a process per rank, a line per event, and the shifts of `clocks`."""

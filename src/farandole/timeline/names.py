@@ -4,8 +4,6 @@ import re
 from collections.abc import Callable
 from typing import ClassVar
 
-__all__ = ["CYCLE", "NEGOTIATE", "PLAN", "QUEUE", "Spelling", "as_horovod", "own_name"]
-
 NEGOTIATE, QUEUE, PLAN = "negotiate", "queue", "plan"
 CYCLE = "CYCLE_START"  # Horovod's mark for the moment of our PLAN
 

@@ -11,8 +11,6 @@ from farandole.timeline.figures import Figures, KindFigures, RankFigures, Tensor
 from farandole.timeline.trace import RankTrace
 from farandole.topology import host_name
 
-__all__ = ["spell_bytes", "spell_time", "write_page"]
-
 PARTS = 480  # into which a strip divides the job's time
 STRIP_HEIGHT = 28
 MOST_TENSORS = 100

@@ -11,8 +11,6 @@ from farandole.timeline.files import sibling_paths
 from farandole.timeline.names import NEGOTIATE, QUEUE, own_name
 from farandole.timeline.trace import Operation, RankTrace
 
-__all__ = ["Traces", "read_traces"]
-
 _SPACE = re.compile(r"\s*")
 _NEAR = 1000  # ns: largest rounding error between the end of a negotiation and the begin of its operation
 _MOST = 1 << 63  # ns

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-__all__ = ["Operation", "RankTrace"]
-
 
 class Operation(NamedTuple):
     """One collective operation of one tensor on one rank."""

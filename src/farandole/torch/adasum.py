@@ -16,8 +16,6 @@ from farandole.torch.front import Front
 from farandole.torch.ops import allreduce, allreduce_async_
 from farandole.torch.second_group import warn_of_second_group
 
-__all__ = ["AdasumFront", "Combination"]
-
 Parameter = torch.Tensor
 
 

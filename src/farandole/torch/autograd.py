@@ -18,8 +18,6 @@ from farandole.core.operations.requests import Requests
 from farandole.core.process_sets.process_set import membership_of
 from farandole.torch.extremes import extreme_share, others_product
 
-__all__ = ["Differentiable"]
-
 Tensor = torch.Tensor
 
 

@@ -9,8 +9,6 @@ import torch
 
 import farandole.torch as hvd
 
-__all__ = ["spirals", "train"]
-
 EVERY = 50  # steps between two lines
 ROWS = 256  # of each rank in a step
 

@@ -7,8 +7,6 @@ import torch
 
 from farandole.core.operations.reduction import Max, Min, Product, Sum
 
-__all__ = ["Reduce", "extreme_share", "others_product"]
-
 Tensor = torch.Tensor
 
 # Reduces a tensor over all ranks with an op; the text distinguishes the requests of one backward pass.

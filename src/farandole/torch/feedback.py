@@ -4,8 +4,6 @@ import torch
 
 from farandole import _native
 
-__all__ = ["ErrorFeedback"]
-
 BLOCK = 256  # values that share a scale; see native/base/int8_blocks.h
 
 

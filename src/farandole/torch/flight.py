@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Flight", "InFlight", "Origin", "plain"]
-
 
 class Origin(NamedTuple):
     """The parameter of a gradient in flight, and a function that waits until the gradient is reduced."""

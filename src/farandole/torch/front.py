@@ -4,8 +4,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["Front", "mix_in"]
-
 F = TypeVar("F", bound="Front")
 
 

@@ -11,8 +11,6 @@ from farandole.core.process_sets.process_set import ProcessSet, global_process_s
 from farandole.torch.front import Front, mix_in
 from farandole.torch.ops import Compression, grouped_allreduce, grouped_allreduce_
 
-__all__ = ["DiLoCo", "LocalSGD"]
-
 STATE = "local_steps"  # key in a state_dict
 
 

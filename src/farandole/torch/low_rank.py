@@ -11,8 +11,6 @@ import torch
 from farandole.core.operations.compression import Compressor
 from farandole.errors import UnsupportedReduction
 
-__all__ = ["LowRank", "PowerSGD"]
-
 Start = Callable[[list[torch.Tensor]], Callable[[], object]]
 
 

@@ -26,8 +26,6 @@ from farandole.torch.ops import Compression
 from farandole.torch.reducer import Parameter, Reducer
 from farandole.torch.second_group import warn_of_second_group
 
-__all__ = ["DistributedOptimizer"]
-
 
 class _Distributed(Front):
     """Class that `DistributedOptimizer` puts in front of an optimizer's class."""

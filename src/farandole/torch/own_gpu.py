@@ -4,8 +4,6 @@ import torch
 
 from farandole.core.default import process_local_rank
 
-__all__ = ["prefer_own_gpu"]
-
 
 def prefer_own_gpu() -> None:
     """Make the GPU at the local rank the current one when PyTorch starts CUDA, if `init()` was called before.

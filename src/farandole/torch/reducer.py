@@ -22,8 +22,6 @@ from farandole.torch.low_rank import LowRank, PowerSGD
 from farandole.torch.ops import Compression, allreduce, requests
 from farandole.torch.sparse import start_sparse
 
-__all__ = ["Reducer"]
-
 Parameter = torch.Tensor
 
 # Gradients below this total are requested together, in one call. A larger total would cost less per gradient, but

@@ -7,8 +7,6 @@ import torch.distributed as dist
 
 from farandole.topology import JobEnvironment
 
-__all__ = ["warn_of_second_group"]
-
 log = logging.getLogger(__name__)
 
 

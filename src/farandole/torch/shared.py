@@ -7,8 +7,6 @@ from torch.utils.dlpack import from_dlpack
 
 from farandole.core import default
 
-__all__ = ["empty_shared"]
-
 
 def empty_shared(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return an uninitialized tensor, as `torch.empty` does, that the other ranks of this host can read.

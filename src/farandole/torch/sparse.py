@@ -11,9 +11,6 @@ from farandole.core.process_sets.process_set import ProcessSet, global_process_s
 from farandole.errors import InvalidRequest
 from farandole.torch.ops import requests
 
-__all__ = ["sparse_allreduce_async", "start_sparse"]
-
-
 # Entries at one place are looked for in a table of at least so many bytes per entry, a power of two. Of entries at
 # different places, fewer than 1 in 8 then share a byte with another one.
 _BYTES_PER_ENTRY = 4

@@ -14,8 +14,6 @@ from farandole.torch.adapter import DTYPES
 from farandole.torch.ops import broadcast_async_
 from farandole.torch.second_group import warn_of_second_group
 
-__all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
-
 
 def broadcast_parameters(
     params: Mapping[str, object] | list[torch.Tensor] | list[tuple[str, torch.Tensor]], root_rank: int

@@ -18,8 +18,6 @@ from farandole.core.operations.reduction import Sum
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, require_registered
 from farandole.torch.ops import allgather, allreduce
 
-__all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
-
 Tensor = torch.Tensor
 
 

@@ -4,8 +4,6 @@ import importlib
 import os
 import sys
 
-__all__ = ["answer"]
-
 
 def answer(package: str) -> None:
     """Install compat, and let it answer the import of `package`, which is under way.

@@ -6,8 +6,6 @@ from typing import Self
 from farandole import _native
 from farandole.config import Config
 
-__all__ = ["LARGEST_SLOT", "Knobs"]
-
 LARGEST_SLOT = 512 << 10  # bytes per slot of the segment if autotune may change the size
 
 

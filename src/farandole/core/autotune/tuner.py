@@ -12,8 +12,6 @@ from farandole.core.autotune.tuning import Marks, Outcome, Space, Terms, Trial, 
 from farandole.core.autotune.tuning_log import Row, TuningLog
 from farandole.topology import Topology
 
-__all__ = ["Tuner"]
-
 log = logging.getLogger(__name__)
 
 LEAST_NS = 50_000_000  # of a sample; shorter samples are mostly noise

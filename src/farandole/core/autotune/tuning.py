@@ -18,8 +18,6 @@ from farandole.errors import ConfigError
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Marks", "Outcome", "Space", "Terms", "Trial", "load_optuna", "score", "search", "space_of"]
-
 # By knob: the smallest and largest exponent of its power of two, or None for a flag.
 Space: TypeAlias = Mapping[str, tuple[int, int] | None]
 Marks: TypeAlias = list[tuple[int, int]]  # at the end of each step: the time in ns, and the bytes so far

@@ -11,8 +11,6 @@ from farandole.closing import Closing
 from farandole.core.autotune.knobs import Knobs
 from farandole.errors import ConfigError
 
-__all__ = ["Row", "TuningLog"]
-
 log = logging.getLogger(__name__)
 
 PHASES = ("warmup", "search", "confirm", "chosen")

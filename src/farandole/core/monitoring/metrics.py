@@ -7,8 +7,6 @@ from dataclasses import asdict
 from farandole._native import Engine
 from farandole.core.autotune.knobs import Knobs
 
-__all__ = ["Metrics"]
-
 
 class Metrics:
     """Sums of the counters of one rank's engines, including the engines of process sets that were removed."""

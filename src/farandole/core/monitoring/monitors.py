@@ -14,8 +14,6 @@ from farandole.topology import Topology
 if TYPE_CHECKING:
     from farandole.core.autotune.tuner import Tuner
 
-__all__ = ["Monitors", "warn_of_idle"]
-
 log = logging.getLogger(__name__)
 
 DYNAMIC = "DYNAMIC"  # Horovod's value for a timeline that `start_timeline` starts later

@@ -10,8 +10,6 @@ from farandole._native import Engine
 from farandole.config import Config
 from farandole.errors import spell_ranks
 
-__all__ = ["Stall", "StallInspector", "describe"]
-
 log = logging.getLogger(__name__)
 
 MOST_NAMES = 6  # operations that one warning names

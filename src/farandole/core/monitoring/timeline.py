@@ -16,8 +16,6 @@ from farandole.errors import ConfigError, EngineClosed, InvalidRequest
 from farandole.timeline.files import timeline_path
 from farandole.timeline.names import Spelling
 
-__all__ = ["Timeline"]
-
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 0.05  # between two reads of the engines' events while the job is quiet

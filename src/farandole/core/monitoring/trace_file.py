@@ -5,8 +5,6 @@ from pathlib import Path
 
 from farandole._native import append_to_trace
 
-__all__ = ["TraceFile"]
-
 
 class TraceFile:
     """JSON array in Chrome's trace event format, which is complete after each `append`.

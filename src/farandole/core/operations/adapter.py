@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
-__all__ = ["Adapter", "DeviceResult"]
-
 T = TypeVar("T")
 
 

@@ -8,17 +8,6 @@ from farandole.core.operations.kinds import ALLREDUCE, NAMES
 from farandole.core.operations.reduction import Average, AverageByInt8, Sum, SumByInt8
 from farandole.errors import UnsupportedReduction
 
-__all__ = [
-    "BrainCompression",
-    "ByInt8",
-    "CastCompressor",
-    "Compression",
-    "Compressor",
-    "Int8Compressor",
-    "NoneCompressor",
-    "wire_op",
-]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ from farandole.core.operations.compression import Compressor, NoneCompressor, wi
 from farandole.core.operations.reduction import Average, Reduction, choose_reduction
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 
-__all__ = ["GradientOptions", "Passes", "even_groups", "explicit_groups", "name_parameters", "predivided"]
-
 P = TypeVar("P", bound=Hashable)
 T = TypeVar("T")
 

@@ -6,8 +6,6 @@ from typing import Any, Generic, TypeVar
 
 from farandole import _native
 
-__all__ = ["Handle", "poll", "synchronize"]
-
 R = TypeVar("R")
 
 

@@ -2,8 +2,6 @@
 
 from typing import Final
 
-__all__ = ["ALLGATHER", "ALLREDUCE", "ALLTOALL", "BARRIER", "BROADCAST", "JOIN", "NAMES", "REDUCESCATTER"]
-
 ALLREDUCE: Final = 0
 ALLGATHER: Final = 1
 BROADCAST: Final = 2

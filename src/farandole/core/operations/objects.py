@@ -14,8 +14,6 @@ from farandole.core.operations.requests import named
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 from farandole.meeting.frames import LENGTH, frame, split_frames
 
-__all__ = ["allgather_object", "broadcast_object"]
-
 T = TypeVar("T")
 
 

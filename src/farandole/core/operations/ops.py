@@ -12,8 +12,6 @@ from farandole.core.operations.request import Request
 from farandole.core.operations.requests import Requests, allreduce_request, named, plain, request_of
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 
-__all__ = ["Operations", "barrier", "join"]
-
 T = TypeVar("T")
 
 

@@ -7,20 +7,6 @@ ranks' tensors and averages the parallel parts. It takes floating-point tensors 
 import warnings
 from typing import Final, NamedTuple
 
-__all__ = [
-    "LINEAR",
-    "Adasum",
-    "Average",
-    "AverageByInt8",
-    "Max",
-    "Min",
-    "Product",
-    "Reduction",
-    "Sum",
-    "SumByInt8",
-    "choose_reduction",
-]
-
 Average: Final = 0
 Sum: Final = 1
 Adasum: Final = 2

@@ -5,8 +5,6 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 from farandole.core.operations import kinds
 from farandole.core.operations.reduction import Reduction, Sum
 
-__all__ = ["Changes", "Request"]
-
 
 class Changes(TypedDict, total=False):
     """Fields in which a request differs from the one of which it is made."""

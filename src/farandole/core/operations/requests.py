@@ -17,8 +17,6 @@ from farandole.core.process_sets.membership import Membership
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, membership_of
 from farandole.errors import InvalidRequest, UnsupportedReduction
 
-__all__ = ["Requests", "allreduce_request", "named", "plain", "request_of"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -27,8 +27,6 @@ from farandole.meeting.frames import frame, split_frames
 from farandole.meeting.rendezvous import PartRendezvous, Rendezvous
 from farandole.topology import Topology
 
-__all__ = ["Sets"]
-
 log = logging.getLogger(__name__)
 
 

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 
 from farandole.errors import RendezvousError, spell_ranks
 
-__all__ = ["Forming"]
-
 # First byte of a rank's message in a round: a member's payload, no more payloads, or a member's failure.
 CARD, DONE, FAILED = b"c", b"d", b"f"
 

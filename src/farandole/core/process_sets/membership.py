@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from farandole._native import Engine
 from farandole.errors import InvalidRequest, spell_ranks
 
-__all__ = ["Counters", "Membership"]
-
 
 class Counters:
     """Counters of the operations without a name, by kind.

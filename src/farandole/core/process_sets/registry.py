@@ -3,8 +3,6 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-__all__ = ["GLOBAL", "Ranks", "Registry"]
-
 GLOBAL = 0  # the number of the set of all ranks
 
 Ranks = tuple[int, ...]  # ascending, each once

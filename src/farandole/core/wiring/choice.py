@@ -11,8 +11,6 @@ from farandole.errors import ConfigError, spell_ranks
 from farandole.meeting.frames import Deadline
 from farandole.meeting.rendezvous import Rendezvous
 
-__all__ = ["OWN", "Offer", "decide", "is_fabric", "log_choice", "offer"]
-
 log = logging.getLogger(__name__)
 
 OWN = ""  # in place of a fabric's name: farandole's own sockets and shared memory

@@ -30,8 +30,6 @@ from farandole.meeting.frames import Deadline, decode, encode
 from farandole.meeting.rendezvous import Rendezvous
 from farandole.topology import Topology, host_identity
 
-__all__ = ["connect"]
-
 
 @dataclass(frozen=True)
 class _Card:

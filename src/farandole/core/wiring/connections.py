@@ -11,8 +11,6 @@ from farandole.meeting.frames import Deadline, Kinds, send
 from farandole.meeting.rendezvous import Lifeline
 from farandole.topology import Topology
 
-__all__ = ["Connections"]
-
 GRACE = timedelta(seconds=5)  # how long ranks wait, after the deadline, for the first rank's report of missing ranks
 
 

@@ -9,8 +9,6 @@ from farandole.config import Config
 from farandole.meeting.frames import Deadline
 from farandole.meeting.rendezvous import Rendezvous
 
-__all__ = ["Fabric"]
-
 
 class Fabric(ABC):
     """A fabric that this rank can use. It knows how ranks connect; `choice.py` knows whether they do.

@@ -8,8 +8,6 @@ from farandole.config import Config
 from farandole.core.operations.kinds import NAMES
 from farandole.topology import interface_of
 
-__all__ = ["connect_nccl_by", "find_nccl", "kinds_by_route"]
-
 _FILE = "libnccl.so.2"
 
 

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from farandole.errors import ConfigError
 from farandole.meeting.acceptor import BACKLOG, listen
 
-__all__ = ["listen_tcp", "listen_unix", "unix_name"]
-
 
 @contextmanager
 def listen_tcp(address: str) -> Iterator[socket.socket]:

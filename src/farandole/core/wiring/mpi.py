@@ -14,8 +14,6 @@ from farandole.meeting.launched.mpi_library import find_library
 from farandole.meeting.rendezvous import Rendezvous
 from farandole.other_launchers import find_other_launch
 
-__all__ = ["MpiFabric"]
-
 
 class MpiFabric(Fabric):
     """The library of mpirun; a rank's address is its number in MPI_COMM_WORLD."""

@@ -13,8 +13,6 @@ from farandole.meeting.frames import Deadline
 from farandole.meeting.rendezvous import Rendezvous
 from farandole.topology import interface_addresses, loopback_address
 
-__all__ = ["address_toward", "first_that_connects", "own_address"]
-
 LOOKUP_PAUSE = 0.5  # seconds between two lookups of a host name
 CONNECT = 2.0  # seconds for a test connection from one address
 

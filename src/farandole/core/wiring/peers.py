@@ -12,8 +12,6 @@ from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline
 from farandole.meeting.rendezvous import Rendezvous
 
-__all__ = ["Arrivals", "connect_to", "reaching", "report_missing"]
-
 LOOK_AGAIN = 0.05  # seconds between two checks of a deadline that may end early
 MISSED = "missed"  # purpose of a connection that reports a missing rank, whose number follows
 REPORT_LIMIT = timedelta(seconds=2)  # for sending all reports

@@ -8,8 +8,6 @@ from farandole.core.autotune.knobs import Knobs
 from farandole.core.wiring.connections import Connections
 from farandole.core.wiring.gpus import find_nccl, kinds_by_route
 
-__all__ = ["start_engine"]
-
 
 def start_engine(
     connections: Connections, config: Config, *, members: Sequence[int] = (), process_set: str = ""

@@ -20,8 +20,6 @@ from farandole.data.formats.source import DerivedSource, Source
 from farandole.data.tables.versions import at_version
 from farandole.errors import CacheError, ConfigError
 
-__all__ = ["CachedSource"]
-
 log = logging.getLogger(__name__)
 
 _SUFFIX = ".arrow"

@@ -11,8 +11,6 @@ import pyarrow as pa
 from farandole.data.formats.fields import is_held
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["SchemaField", "check_names", "columns_by_pattern", "columns_to_read"]
-
 log = logging.getLogger(__name__)
 
 

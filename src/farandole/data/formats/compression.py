@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from farandole.errors import SourceError
 
-__all__ = ["MOST_BYTES", "is_packed", "unpack", "with_packed"]
-
 MOST_BYTES = 1 << 30  # of one file, unpacked
 _PIECE = 4 << 20  # bytes
 

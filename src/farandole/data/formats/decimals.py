@@ -4,8 +4,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["nearest_floats"]
-
 _EXACT = 2**53  # integers up to here, and powers of ten up to the 22nd, are floating-point numbers themselves
 _EXACT_POWER = 22
 _WORD = 64  # bits

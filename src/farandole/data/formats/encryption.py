@@ -5,8 +5,6 @@ import pyarrow.parquet as pq
 
 from farandole.errors import SourceError
 
-__all__ = ["refuse_encrypted"]
-
 _LENGTH_AND_MAGIC = 8  # bytes at a file's end
 _SIGNATURE = 28  # bytes after a plain footer of a file with encrypted columns
 

@@ -16,8 +16,6 @@ from farandole.data.formats.schemas import axes_of, is_binary, is_text, plain_ty
 from farandole.data.loading.values import Array, Ragged, SparseRows, Values, cells_of, check_exact
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["Field", "FieldOptions", "is_held", "is_vector", "lengths_in_rows", "plan_fields"]
-
 _VECTOR = ("type", "size", "indices", "values")  # fields of the struct that Spark writes for a pyspark.ml vector
 _SPARSE = 0  # `type` of a sparse vector; 1 is dense
 

@@ -27,8 +27,6 @@ from farandole.data.tables.marks import is_web, refuse_listed_table, refuse_tabl
 from farandole.errors import FarandoleError, SourceError
 from farandole.masking import hide_cause, mask, secret_values
 
-__all__ = ["Files", "FilesSource", "OpenFile", "open_and_find"]
-
 T = TypeVar("T")
 
 # Threads that request sizes and marks of remote files; they wait most of the time.

@@ -11,8 +11,6 @@ from operator import attrgetter
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-__all__ = ["key_of"]
-
 _PLAIN: set[type] = {type(None), type(...), bool, int, float, complex, str, bytes}
 _MAIN = {"__main__", "__mp_main__"}
 _INSIDE: dict[type, tuple[str, ...]] = {

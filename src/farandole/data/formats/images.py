@@ -12,8 +12,6 @@ from farandole.data.loading.values import Array, empty_aligned
 from farandole.errors import DataError
 from farandole.extras import importing
 
-__all__ = ["decode_image", "decode_images", "images_in", "is_image"]
-
 _ORIENTATION, _BITS_PER_SAMPLE = 0x0112, 0x0102  # tags of EXIF and TIFF
 _TRANSPOSED = range(5, 9)  # orientations that exchange width and height
 _WIDE = ("I;16", "I;16B", "I;16L", "I;16N")

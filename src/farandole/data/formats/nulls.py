@@ -6,8 +6,6 @@ from numpy.typing import NDArray
 from farandole.data.loading.values import Array, Ragged, SparseRows, Values
 from farandole.errors import DataError
 
-__all__ = ["nulls_in", "settled"]
-
 
 def nulls_in(values: Values, planned: Values) -> NDArray[np.bool_] | None:
     """Return where a column of the type of `planned` has None, NaT or, for an integer, NaN; None if nowhere."""

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from farandole.errors import DataError
 
-__all__ = ["has_old_times", "is_julian", "times_as_meant"]
-
 # Arrow before 23 wrote an INT96 time before 1970 as a day and negative nanoseconds, modulo 2**64. Such a time cannot be
 # distinguished from one between 2262 and 2554.
 _OLD_ARROW = re.compile(r"parquet-cpp-arrow version (1?\d|2[0-2])\.")

@@ -24,8 +24,6 @@ from farandole.data.loading.values import ValuesOrLoose
 from farandole.data.stores.ranges import Span
 from farandole.data.stores.request_limiter import MOST_IN_FLIGHT
 
-__all__ = ["ParquetFiles", "spans_of"]
-
 _OPENERS = 16
 # Arrow takes three times the memory of a row group to decode it at once. One of this size is decoded in parts.
 _LARGE_GROUP, _PART_BYTES = 32 << 20, 8 << 20

@@ -14,8 +14,6 @@ from farandole.data.formats.row_groups import File
 from farandole.data.stores.ranges import Span
 from farandole.masking import mask
 
-__all__ = ["Footer", "Summary", "footers_in", "read_summary", "spans_in"]
-
 log = logging.getLogger(__name__)
 
 SUMMARY = "_metadata"

@@ -12,8 +12,6 @@ import pyarrow as pa
 
 from farandole.data.formats.places import has_signs
 
-__all__ = ["add_partitions", "base_of", "partition_fields", "value_in_path"]
-
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's folder name for null
 
 

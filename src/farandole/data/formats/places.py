@@ -11,8 +11,6 @@ from fsspec.implementations.local import LocalFileSystem
 
 from farandole.errors import ConfigError, SourceError
 
-__all__ = ["Place", "Places", "files_below", "has_signs", "inner_path", "local_path", "text_of", "texts_of"]
-
 Place = str | os.PathLike[str]
 Places = Place | Sequence[Place]
 

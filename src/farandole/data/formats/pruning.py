@@ -8,8 +8,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["Bounds", "Condition", "bounded_kind", "may_hold", "rows_that_hold"]
-
 _ROW = "farandole row"
 
 Condition: TypeAlias = tuple[str, str, object]  # ("age", ">=", 18), as pyarrow's readers take them

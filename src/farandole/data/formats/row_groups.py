@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from farandole.masking import mask
 
-__all__ = ["File", "RowGroup", "RowGroups", "fingerprint", "rows_in"]
-
 
 @dataclass(frozen=True, slots=True)
 class File:

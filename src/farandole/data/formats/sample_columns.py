@@ -10,8 +10,6 @@ import pyarrow as pa
 from farandole.data.loading.values import LARGE_ROW, Array, LooseRows, ValuesOrLoose, join_values
 from farandole.errors import DataError
 
-__all__ = ["Stack", "check_columns", "column_of", "columns_of", "first_values", "numbers_of", "schema_of"]
-
 _PLAIN = {pa.int64(): int, pa.float64(): float, pa.bool_(): bool, pa.string(): str, pa.binary(): bytes}
 # Arrow's `to_pandas_dtype` imports pandas, or fails without it.
 _NUMBERS = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")

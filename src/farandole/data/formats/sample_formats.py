@@ -15,8 +15,6 @@ from farandole.data.formats.compression import with_packed
 from farandole.data.formats.images import decode_image
 from farandole.errors import DataError, SourceError
 
-__all__ = ["FORMATS", "Block", "Decode", "Format", "Images", "Json", "Shards", "format_of", "make_format"]
-
 # Function from a sample, as its format yields it, to the sample's columns.
 Sample: TypeAlias = dict[str, Any]
 Decode: TypeAlias = Callable[[Sample], Mapping[str, object]]

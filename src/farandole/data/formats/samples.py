@@ -42,8 +42,6 @@ from farandole.data.stores.ranges import Span
 from farandole.data.stores.request_limiter import MOST_IN_FLIGHT
 from farandole.errors import ConfigError, DataError, SourceError
 
-__all__ = ["FileSource", "Named", "files"]
-
 # Choice of files by name: a pattern such as "*.png", several patterns, or a function of the path.
 Named: TypeAlias = str | Sequence[str] | Callable[[str], bool]
 

@@ -18,8 +18,6 @@ from farandole.data.stores.ranges import Span
 from farandole.data.stores.urls import open_url
 from farandole.errors import DataError, SourceError
 
-__all__ = ["STATE", "SavedDataset"]
-
 STATE = "state.json"
 SPLITS = "dataset_dict.json"
 

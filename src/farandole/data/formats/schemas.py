@@ -8,8 +8,6 @@ import pyarrow as pa
 from farandole.data.formats.row_groups import File
 from farandole.errors import DataError
 
-__all__ = ["CommonSchema", "axes_of", "is_binary", "is_text", "one_schema", "plain_type", "with_types"]
-
 
 @dataclass(frozen=True, slots=True)
 class CommonSchema:

@@ -10,8 +10,6 @@ from farandole.data.formats.columns import check_names
 from farandole.data.formats.row_groups import File, RowGroup, RowGroups
 from farandole.data.formats.source import Source
 
-__all__ = ["ShardSource", "is_own", "read_streams"]
-
 # The file's mark, instead of its modification time: two ranks' files may have equal paths and sizes.
 _OWN = "this rank's own"
 

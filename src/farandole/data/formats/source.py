@@ -14,8 +14,6 @@ from farandole.data.loading.state import NO_VERSION
 from farandole.data.loading.values import ValuesOrLoose
 from farandole.errors import ConfigError
 
-__all__ = ["LEAST_WINDOW", "DerivedSource", "Source", "convert"]
-
 LEAST_WINDOW = 64  # rows; a smaller window would mix rows badly
 
 

@@ -19,8 +19,6 @@ from farandole.data.tables.versions import at_version
 from farandole.errors import ConfigError
 from farandole.masking import mask
 
-__all__ = ["ArrowSource", "ParquetSource"]
-
 
 class ParquetSource(DerivedSource):
     """Rows of Parquet files: of one file, folder or glob, or a list of these; `options` are the file system's.

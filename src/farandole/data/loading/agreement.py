@@ -8,8 +8,6 @@ from typing import Protocol, TypeVar
 from farandole.errors import ConfigError, FarandoleError, SourceError, spell_ranks
 from farandole.masking import mask
 
-__all__ = ["Gather", "agree", "from_first", "in_step", "place_in", "shared_out", "together"]
-
 MOST_AHEAD = 16  # items per exchange; its cost per item is then negligible
 AHEAD_BYTES = 1 << 20  # of items per exchange
 

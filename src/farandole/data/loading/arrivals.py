@@ -23,8 +23,6 @@ from farandole.data.tables.stream_output import files_of_batches, stream_files
 from farandole.errors import ConfigError, SourceError
 from farandole.masking import mask
 
-__all__ = ["Arrived", "Growing", "Seen", "Until"]
-
 # The name of a marker file, a version, or a function of the paths of all files.
 Until: TypeAlias = str | int | Callable[[Sequence[str]], bool]
 

@@ -10,8 +10,6 @@ from farandole.data.loading.rounds import Columns, Piece
 from farandole.data.loading.values import LooseRows, Values, ValuesOrLoose, join_values, pick_rows
 from farandole.errors import SourceError
 
-__all__ = ["Batch", "BatchBuffer", "empty_like", "fill_up", "joined", "rows_of"]
-
 
 class Batch(dict[str, Values]):
     """Rows of one rank in one step: columns by name. Their memory belongs to the batch alone."""

@@ -17,8 +17,6 @@ from farandole.data.loading.shares import check_shares, look_at_share
 from farandole.data.loading.state import State
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["FeedLoader"]
-
 
 class FeedLoader(Loader):
     """Batches for one rank of the rows in `source`, which no other rank has.

@@ -18,8 +18,6 @@ from farandole.data.loading.settings import check_loader
 from farandole.data.loading.state import NO_VERSION
 from farandole.errors import ConfigError, DataError, SourceError
 
-__all__ = ["GrowingLoader"]
-
 _KEYS = {"loader", "generation", "files", "version", "format", "last", "seen", "columns"}
 
 

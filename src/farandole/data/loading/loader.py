@@ -24,8 +24,6 @@ from farandole.data.loading.state import NO_SEED, NO_VERSION, State
 from farandole.data.tables.versions import at_version, same_version
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["LANES_BYTES", "SMALLER", "Loader"]
-
 log = logging.getLogger(__name__)
 
 # Limit for the default number of lanes: the bytes of one row group of each lane.

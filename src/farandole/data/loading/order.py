@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MIXED", "EpochOrder", "Extent", "Order", "choose_lanes", "choose_window", "permutation"]
-
 # Numbers of lanes that many numbers of ranks divide.
 _LANES = (96, 48, 24, 12, 8, 4, 2)
 

@@ -9,8 +9,6 @@ from typing import Literal, Self, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GlobalPlan", "LocalPlan", "Policy"]
-
 # Rows that do not fill a last step are left out ("drop"), filled up with repeated rows ("pad"), or shared out ("join").
 Policy: TypeAlias = Literal["drop", "pad", "join"]
 

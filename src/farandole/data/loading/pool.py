@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from typing import Generic, ParamSpec, TypeVar
 
-__all__ = ["PATIENCE", "RUN_BYTES", "Pending", "ReadPool", "attempt"]
-
 P = ParamSpec("P")
 A = TypeVar("A")
 R = TypeVar("R")

@@ -25,8 +25,6 @@ from farandole.data.loading.rounds import Piece
 from farandole.data.loading.values import empty_aligned
 from farandole.errors import SourceError
 
-__all__ = ["ProcessPool", "end_idle"]
-
 _Asked: TypeAlias = list[tuple[int, Pending[Piece]]]
 
 # Seconds until a process ends that no pool uses.

@@ -24,8 +24,6 @@ from farandole.data.loading.row_memory import RowMemory, TemporaryRows
 from farandole.data.loading.settings import check_count, check_seconds
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["ROUND_BYTES", "Reading", "checked_meanwhile", "read_pieces", "transformed"]
-
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,6 @@ from typing import TypeAlias
 from farandole.data.loading.rounds import Piece
 from farandole.data.loading.values import ALIGNMENT
 
-__all__ = ["READY", "Outcome", "SharedMemory", "main"]
-
 READY = b"ready"
 # Bytes of the smallest array that passes through memory; the pickles hold smaller ones.
 _LEAST_SHARED = 1 << 10

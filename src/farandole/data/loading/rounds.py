@@ -24,8 +24,6 @@ from farandole.data.loading.row_memory import RowMemory
 from farandole.data.loading.values import Array, LooseRows, Values, ValuesOrLoose, cut_down, gather_rows, own_rows
 from farandole.errors import DataError, SourceError
 
-__all__ = ["Columns", "Piece", "RowGroupReader", "Transform", "read_ahead", "read_rounds"]
-
 T = TypeVar("T")
 
 # Pieces from which on the rows of a round are copied piece by piece. At once is faster, and takes twice the memory.

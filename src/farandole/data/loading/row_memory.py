@@ -24,8 +24,6 @@ from farandole.data.loading.values import (
 )
 from farandole.errors import CacheError
 
-__all__ = ["RowMemory", "TemporaryRows"]
-
 _Columns: TypeAlias = dict[str, ValuesOrLoose]
 
 _SEGMENT = 64 << 20  # bytes of a file; one for each row group would take too many descriptors

@@ -8,8 +8,6 @@ from farandole.data.formats.source import Source
 from farandole.data.loading.plans import Policy
 from farandole.errors import ConfigError
 
-__all__ = ["check_count", "check_loader", "check_seconds", "check_source"]
-
 
 def check_count(setting: str, value: object, least: int) -> None:
     """Raise `ConfigError` unless `value` is an integer of at least `least`."""

@@ -12,8 +12,6 @@ from farandole.data.formats.source import Source
 from farandole.data.loading.order import choose_lanes
 from farandole.errors import DataError
 
-__all__ = ["Share", "check_shares", "look_at_share"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:

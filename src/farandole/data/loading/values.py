@@ -11,25 +11,6 @@ from numpy.typing import NDArray
 from farandole._native import copy_rows
 from farandole.errors import DataError
 
-__all__ = [
-    "ALIGNMENT",
-    "LARGE_ROW",
-    "Array",
-    "LooseRows",
-    "Ragged",
-    "SparseRows",
-    "Values",
-    "ValuesOrLoose",
-    "cells_of",
-    "check_exact",
-    "cut_down",
-    "empty_aligned",
-    "gather_rows",
-    "join_values",
-    "own_rows",
-    "pick_rows",
-]
-
 Array: TypeAlias = NDArray[Any]  # of items of any type
 
 ALIGNMENT = 64  # bytes

@@ -14,8 +14,6 @@ from farandole.data.stores.responses import content_range, header_of
 if TYPE_CHECKING:
     from azure.storage.blob.aio import BlobClient
 
-__all__ = ["AzureClient"]
-
 T = TypeVar("T")
 
 _TIMEOUT = 300.0  # seconds for a request, including its repetitions by Azure's client

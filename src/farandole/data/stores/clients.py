@@ -14,8 +14,6 @@ from farandole.data.stores.web_client import WebClient
 from farandole.data.tables.marks import is_web
 from farandole.masking import mask, secret_values
 
-__all__ = ["make_client"]
-
 log = logging.getLogger(__name__)
 
 

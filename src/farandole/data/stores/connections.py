@@ -11,8 +11,6 @@ from urllib.parse import urlsplit
 from farandole.data.stores.responses import Response
 from farandole.errors import ConfigError
 
-__all__ = ["LEAST_PER_SECOND", "BadResponse", "Connections"]
-
 _LONGEST_HEAD, _MOST_HEADERS = 64 << 10, 256
 _MOST_CHUNKS = 1 << 20
 _NO_BODY = {204, 304}

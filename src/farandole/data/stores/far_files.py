@@ -12,8 +12,6 @@ from farandole.data.formats.row_groups import File
 from farandole.data.stores.ranges import RangeClient
 from farandole.data.stores.request_limiter import MOST_IN_FLIGHT
 
-__all__ = ["list_places", "look_at", "range_client"]
-
 _PAGE = 1000  # objects per page of a listing
 
 

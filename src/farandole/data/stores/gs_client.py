@@ -12,8 +12,6 @@ from farandole.data.stores.ranges import ChangedFile, Part, RangeClient, Span
 from farandole.data.stores.request_limiter import PassingFailure, RequestLimiter
 from farandole.data.stores.responses import content_range, range_header
 
-__all__ = ["GsClient"]
-
 _TIMEOUT = 300.0  # seconds for a request, including its repetitions by gcsfs
 _ATTEMPTS = 2  # in each, gcsfs sends a request up to six times
 

@@ -5,8 +5,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from farandole.data.formats.places import local_path
 
-__all__ = ["arrow_s3_options", "botocore_options", "delta_url", "object_store_options"]
-
 # Names of s3 options in fsspec and in Arrow's URLs, and the names for them in deltalake, Arrow's client and botocore.
 _S3 = {
     "key": ("AWS_ACCESS_KEY_ID", "access_key", "aws_access_key_id"),

@@ -11,18 +11,6 @@ from farandole.data.formats.row_groups import File
 from farandole.data.stores.request_limiter import PassingFailure, RequestLimiter
 from farandole.errors import SourceError
 
-__all__ = [
-    "TAIL_BYTES",
-    "ChangedFile",
-    "Part",
-    "RangeClient",
-    "RangeFile",
-    "Span",
-    "changed_file",
-    "coalesce",
-    "difference_of",
-]
-
 TAIL_BYTES = 64 << 10  # fetched for a footer; a larger footer takes a second request
 # Largest gap between two ranges that are fetched together: its bytes cost less than another request.
 _HOLE_BYTES = 1 << 20

@@ -12,8 +12,6 @@ from typing import Self, TypeVar
 
 from farandole.errors import SourceError
 
-__all__ = ["MOST_IN_FLIGHT", "PassingFailure", "RequestLimiter"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from farandole.data.stores.ranges import TAIL_BYTES, ChangedFile, Part, Span
 from farandole.data.stores.request_limiter import PassingFailure
 
-__all__ = ["Response", "content_range", "header_of", "range_header"]
-
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 _BUSY = {429, 503}
 _GONE = {404, 410}

@@ -18,8 +18,6 @@ from farandole.data.stores.s3_requests import S3Requests
 if TYPE_CHECKING:
     from botocore.client import BaseClient
 
-__all__ = ["S3Client"]
-
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "RequestTimeTooSkewed"}
 _VARIABLES = {"bundle": (None, "REQUESTS_CA_BUNDLE", None, None)}  # botocore's client uses it, too
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 10, 30  # seconds

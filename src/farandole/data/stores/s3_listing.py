@@ -6,8 +6,6 @@ from xml.etree import ElementTree
 
 from farandole.data.stores.request_limiter import PassingFailure
 
-__all__ = ["Page", "page_of"]
-
 # Key, size and mark of each object, and the token of the next page, empty after the last one.
 Page: TypeAlias = tuple[list[tuple[str, int, str]], str]
 

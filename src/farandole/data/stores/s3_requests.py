@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from botocore.client import BaseClient
     from botocore.credentials import RefreshableCredentials
 
-__all__ = ["S3Requests"]
-
 _GLOBAL = "s3.amazonaws.com/"
 
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Protocol
 
-__all__ = ["Credentials", "signed"]
-
 _METHOD = "AWS4-HMAC-SHA256"
 _EMPTY = hashlib.sha256(b"").hexdigest()
 

@@ -14,8 +14,6 @@ from farandole.data.stores.options import arrow_s3_options
 from farandole.errors import SourceError
 from farandole.masking import hide_cause, mask, secret_values
 
-__all__ = ["is_local", "open_url", "open_urls"]
-
 
 def is_local(urls: str | Sequence[str], options: Mapping[str, object] | None) -> bool:
     """Return whether the URL, the first of several, is a local path."""

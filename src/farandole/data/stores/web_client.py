@@ -16,8 +16,6 @@ from farandole.data.stores.responses import Response, range_header
 if TYPE_CHECKING:
     from fsspec.implementations.http import HTTPFileSystem
 
-__all__ = ["WebClient"]
-
 # Seconds for the head of an answer, and for each piece of its body. A body that takes longer in all must have
 # `LEAST_PER_SECOND`.
 _TIMEOUT = 60.0

@@ -21,8 +21,6 @@ from farandole.data.formats.row_groups import File, RowGroup, RowGroups, rows_in
 from farandole.data.stores.ranges import Span
 from farandole.errors import DataError, SourceError
 
-__all__ = ["DataFile", "TableColumn", "TableSource"]
-
 PIECE_BYTES = 64 << 20  # compressed bytes of a file per piece
 WHOLE_BYTES = 1 << 20  # a remote file of at most this size is fetched whole, with one request
 _OPENERS = 16

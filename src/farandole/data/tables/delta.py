@@ -26,8 +26,6 @@ from farandole.masking import hide_cause, mask, secret_values
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-__all__ = ["DeltaSource"]
-
 # Supported features of a table's readers. This module implements those that change which rows or columns a file holds;
 # deltalake implements those of the log.
 _FEATURES = {

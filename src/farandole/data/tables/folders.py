@@ -19,8 +19,6 @@ from farandole.data.tables.stream_output import StreamSource
 from farandole.errors import ConfigError, MissingExtra, SourceError
 from farandole.masking import mask
 
-__all__ = ["LoggedSource", "TableFolder", "find_table"]
-
 log = logging.getLogger(__name__)
 
 LoggedSource: TypeAlias = TableSource | StreamSource | SavedDataset

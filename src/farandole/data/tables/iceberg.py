@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask, Table
     from pyiceberg.types import PrimitiveType
 
-__all__ = ["IcebergSource"]
-
 _NUMBERED = re.compile(r"v?(\d+)(?:-[^/]*)?(?:\.gz)?\.metadata\.json")
 _HINT = "version-hint.text"
 

@@ -7,8 +7,6 @@ from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
 
 from farandole.data.formats.file_systems import Files
 
-__all__ = ["FsspecIO"]
-
 
 class FsspecIO(FileIO):
     """Access of pyiceberg to `files`, for reading only."""

@@ -19,8 +19,6 @@ from farandole.data.stores.ranges import RangeClient
 from farandole.errors import SourceError
 from farandole.masking import mask
 
-__all__ = ["DELTA", "ICEBERG", "STREAM", "TableKind", "is_web", "kind_of", "refuse_listed_table", "refuse_table_above"]
-
 log = logging.getLogger(__name__)
 
 # The most folders that are checked in a remote file system, and how many at a time, for any number of files.

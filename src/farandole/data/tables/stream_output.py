@@ -19,8 +19,6 @@ from farandole.data.stores.urls import open_url
 from farandole.errors import SourceError
 from farandole.masking import mask
 
-__all__ = ["StreamSource", "files_of_batches", "stream_files"]
-
 _LOG = "_spark_metadata"
 _BATCH = re.compile(r"(\d+)(\.compact)?")
 _FORMAT = "v1"

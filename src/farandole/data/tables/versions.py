@@ -7,8 +7,6 @@ from farandole.data.loading.agreement import Gather, together
 from farandole.data.loading.state import NO_VERSION
 from farandole.errors import ConfigError
 
-__all__ = ["at_version", "same_version"]
-
 
 def at_version(source: Source, version: int) -> Source:
     """Return `source` at this version; raises `ConfigError` if only one of `source` and `version` is of a table."""

@@ -14,8 +14,6 @@ from pyspark.ml.model_cache import ModelCache
 from farandole.data import Number
 from farandole.errors import DataError
 
-__all__ = ["BatchPredictor", "Predict", "column_type", "in_column_type"]
-
 Predict: TypeAlias = Callable[[list[NDArray[Number]]], list[NDArray[np.generic]]]
 
 ROWS_AT_ONCE = 1024  # bounds the memory of the model's activations

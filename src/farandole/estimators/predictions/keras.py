@@ -10,8 +10,6 @@ from farandole.data import Number
 from farandole.estimators.predictions.batches import BatchPredictor, Predict, in_column_type
 from farandole.estimators.trainers.keras.model import Inputs, choose_backend, load_model, outputs_of
 
-__all__ = ["KerasPredictor"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class KerasPredictor(BatchPredictor):

@@ -12,8 +12,6 @@ from farandole.estimators.predictions.batches import BatchPredictor, Predict, in
 from farandole.estimators.trainers.keras.model import Inputs
 from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph, Port
 
-__all__ = ["GraphPredictor", "output_type"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPredictor(BatchPredictor):

@@ -12,8 +12,6 @@ from farandole.data import Number
 from farandole.estimators.predictions.batches import BatchPredictor, Predict
 from farandole.estimators.trainers.torch.tensors import Inputs, outputs_of
 
-__all__ = ["Predictor"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Predictor(BatchPredictor):

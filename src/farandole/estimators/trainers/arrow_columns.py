@@ -13,8 +13,6 @@ from farandole.data.formats.fields import Field, Vectors, plan_fields
 from farandole.data.loading.values import own_rows
 from farandole.errors import DataError
 
-__all__ = ["AnyColumn", "HeldColumn", "VectorColumn", "filled_up", "vector_widths"]
-
 _SPARSE = 0  # a vector's `type`; 1 is dense
 
 

@@ -13,8 +13,6 @@ from farandole.errors import ConfigError, FarandoleError, SourceError
 from farandole.estimators.store import FilesystemStore
 from farandole.estimators.trainers.report import Record
 
-__all__ = ["Checkpoint", "last_checkpoint", "restoring", "write_checkpoint"]
-
 _FACTS, _STATE = "run.json", "state"
 _MARK, _ZIP = b"farandole checkpoint, SHA-256 ", b"PK"
 _HEAD = len(_MARK) + hashlib.sha256().digest_size * 2 + 1  # bytes before the zip

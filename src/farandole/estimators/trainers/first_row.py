@@ -2,8 +2,6 @@
 
 from farandole.errors import ConfigError
 
-__all__ = ["SHAPE_ERRORS", "TOGETHER", "first_line", "refused_model"]
-
 # Errors that layers and losses raise for shapes or types that they do not take.
 SHAPE_ERRORS = (IndexError, RuntimeError, TypeError, ValueError)
 # Remedy for a model that takes fewer inputs than there are columns.

@@ -10,8 +10,6 @@ from farandole.core.public import local_rank, rank
 from farandole.errors import ConfigError
 from farandole.spark.driver.messages import log_to_driver
 
-__all__ = ["Look", "choose_gpu", "gpus_seen", "no_gpus"]
-
 # Returns how many GPUs the rank's framework sees, without starting CUDA, and a text for errors: "PyTorch sees 2 GPUs".
 Look: TypeAlias = Callable[[], tuple[int, str]]
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from farandole.closing import Closing
 from farandole.estimators.store import FilesystemStore
 
-__all__ = ["Mirror", "StoredFolder"]
-
 
 class Mirror:
     """A copy of the local `folder` at `path` in a store. Files at `path` that were never in `folder` stay there."""

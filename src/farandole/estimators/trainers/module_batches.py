@@ -9,8 +9,6 @@ from farandole.errors import ConfigError
 from farandole.estimators.data_module import DataModule
 from farandole.estimators.trainers.run import Run
 
-__all__ = ["ModuleBatches", "RankLoader", "module_arguments"]
-
 
 class RankLoader:
     """Loader that a data module receives; each pass yields the rank's batches of `epoch`."""

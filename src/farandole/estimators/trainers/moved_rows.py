@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from farandole.data import Gather
 from farandole.data.formats.shard_source import read_streams
 
-__all__ = ["Move", "even_out", "plan_moves"]
-
 _AT_ONCE = 1 << 25  # bytes, about, that all ranks together give away in one round, and that each of them receives
 
 

@@ -22,8 +22,6 @@ from farandole.estimators.trainers.rows import HASH, VALIDATES, fed_as
 from farandole.spark.rows.disks import local_directory
 from farandole.spark.rows.spill import Spill, spill
 
-__all__ = ["ParquetFolder", "ParquetRows", "lay_out"]
-
 _NUMBERS_AT_ONCE = 1 << 24  # of a column of vectors, as dense arrays
 
 

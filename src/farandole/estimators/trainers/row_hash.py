@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from farandole.data import Number
 
-__all__ = ["hash_rows", "partition_of"]
-
 U = TypeVar("U", np.uint32, np.uint64)
 
 _SEED = 42

@@ -27,8 +27,6 @@ from farandole.spark.jobs.child import shard
 if TYPE_CHECKING:
     from farandole.estimators.trainers.parquet_rows import ParquetRows
 
-__all__ = ["Run", "RunPlan", "Trainer", "train"]
-
 _STAND_IN_ROWS = 2  # layers that normalize over a batch refuse to train on a single row
 
 

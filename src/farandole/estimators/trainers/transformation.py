@@ -14,8 +14,6 @@ from farandole.data import Gather, Number, RowColumn, ShardLoader
 from farandole.data.transform import TransformSpec
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["RowTransform", "Transformation", "TransformedLoader", "first_row_of_all"]
-
 Facts: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]  # of a column: its type, and the shape of one row
 
 _SETTING = "transformation_fn"

@@ -7,8 +7,6 @@ from flytekit.core.type_engine import AsyncTypeTransformer, TypeEngine
 
 from farandole.estimators.portable import Portable
 
-__all__ = ["ModelTransformer"]
-
 
 class ModelTransformer(AsyncTypeTransformer[Portable]):  # type: ignore[misc]  # flytekit has no types
     """Type transformer that stores an estimator or a fitted model as a folder in the layout of pyspark.ml.

@@ -20,8 +20,6 @@ from flytekit.tools.fast_registration import download_distribution
 
 from farandole.topology import JobEnvironment
 
-__all__ = ["FlyteCall", "Outcome", "TaskLocations", "folder_of", "run_on_rank", "runs_in_cluster"]
-
 
 def runs_in_cluster(ctx: FlyteContext) -> bool:
     """Return whether the task runs in a pod of Flyte and not in a local execution."""

@@ -11,8 +11,6 @@ from flytekit.types.structured.structured_dataset import (
 
 from farandole.data import ParquetSource
 
-__all__ = ["SourceDecoder"]
-
 
 class SourceDecoder(StructuredDatasetDecoder):  # type: ignore[misc]  # flytekit has no types
     """Decoder of a `StructuredDataset` of Parquet files to a `ParquetSource`.

@@ -38,8 +38,6 @@ from farandole.launch.job import open_job
 from farandole.launch.output import Output
 from farandole.launch.pickling import dump, dump_call
 
-__all__ = ["Farandole", "FarandoleTask"]
-
 _LITERALS = "literals"
 
 

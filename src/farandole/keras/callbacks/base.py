@@ -8,8 +8,6 @@ from farandole.keras.backend import Model
 from farandole.keras.front import Front
 from farandole.keras.keras_3 import Distributed, take_scaler_in_front
 
-__all__ = ["Callback", "CallbackOfBoth"]
-
 log = logging.getLogger(__name__)
 
 

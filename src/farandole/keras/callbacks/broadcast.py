@@ -10,8 +10,6 @@ from farandole.keras.callbacks.base import Callback
 from farandole.keras.generation import generation_of
 from farandole.keras.state import broadcast_variables
 
-__all__ = ["BroadcastGlobalVariablesCallback"]
-
 
 class BroadcastGlobalVariablesCallback(Callback):
     """Broadcasts the weights and the optimizer's state of rank `root_rank` once in each `fit`, before its first batch.

@@ -4,8 +4,6 @@ import keras
 
 from farandole.keras.callbacks.base import CallbackOfBoth
 
-__all__ = ["BestModelCheckpoint"]
-
 
 class BestModelCheckpoint(CallbackOfBoth, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]  # Keras ships no types
     """A `ModelCheckpoint` that keeps only the best model, in `filepath`, which can be set later.

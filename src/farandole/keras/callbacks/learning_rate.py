@@ -10,8 +10,6 @@ from farandole.keras.backend import Optimizer
 from farandole.keras.callbacks.base import Callback
 from farandole.keras.generation import generation_of
 
-__all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback"]
-
 
 class LearningRateScheduleCallback(Callback):
     """Sets the learning rate to `initial_lr * multiplier(epoch)` from `start_epoch` until before `end_epoch`.

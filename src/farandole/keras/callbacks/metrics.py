@@ -10,8 +10,6 @@ from farandole.core.operations.objects import allgather_object
 from farandole.keras.callbacks.base import Callback
 from farandole.keras.generation import generation_of
 
-__all__ = ["MetricAverageCallback"]
-
 
 class MetricAverageCallback(Callback):
     """Replaces the metrics of an epoch, including those of validation, with their mean over the samples of all ranks.

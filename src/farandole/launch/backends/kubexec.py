@@ -7,8 +7,6 @@ from typing import Self
 
 from farandole.errors import ConfigError
 
-__all__ = ["Kubexec"]
-
 
 @dataclass(frozen=True, slots=True)
 class Kubexec:

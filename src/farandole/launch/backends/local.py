@@ -16,9 +16,6 @@ from farandole.launch.processes import RankProcess
 from farandole.launch.reserved import ReservedPort
 from farandole.topology import host_identity, loopback_address
 
-__all__ = ["LocalAgent", "LocalBackend"]
-
-
 OnRankMessage: TypeAlias = Callable[[int, str, Mapping[str, object]], None]  # rank, kind, content
 
 

@@ -9,8 +9,6 @@ from farandole.errors import ConfigError
 from farandole.launch.backend import Host, Site
 from farandole.launch.hosts import is_local
 
-__all__ = ["LsfJob"]
-
 VARIABLE = "LSB_MCPU_HOSTS"  # "host1 4 host2 4"
 
 

@@ -21,8 +21,6 @@ from farandole.launch.backends.ssh import AT_ONCE, Ssh
 from farandole.launch.hosts import fill_slots, read_hostfile
 from farandole.launch.scripts import run_script
 
-__all__ = ["HOSTFILE", "OperatorJob", "key_of_job", "prte_variables"]
-
 log = logging.getLogger(__name__)
 
 HOSTFILE = Path("/etc/mpi/hostfile")

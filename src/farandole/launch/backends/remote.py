@@ -17,8 +17,6 @@ from farandole.launch.messages import Answer, FromAgent, Messages
 from farandole.launch.processes import GRACE
 from farandole.launch.versions import check_fields
 
-__all__ = ["LEAVE", "Connection", "RemoteAgent"]
-
 log = logging.getLogger(__name__)
 
 ANSWER = 120.0  # seconds for an agent to start, or to answer; a busy Slurm takes its time for a step

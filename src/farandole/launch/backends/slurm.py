@@ -12,8 +12,6 @@ from farandole.errors import ConfigError
 from farandole.launch.backend import Host, Shell, Site
 from farandole.launch.hosts import is_local
 
-__all__ = ["Allocation", "Srun", "read_counts"]
-
 SECONDS = 30  # for scontrol
 # Variables of the allocation that srun reads as options, and that would request more than one task.
 _NOT_FOR_ONE_TASK = (

@@ -23,8 +23,6 @@ from farandole.meeting.acceptor import listen
 from farandole.meeting.addresses import join_address
 from farandole.topology import interface_addresses, loopback_address
 
-__all__ = ["Ssh", "SshBackend"]
-
 log = logging.getLogger(__name__)
 
 FILES = 4  # open files of this process for each host

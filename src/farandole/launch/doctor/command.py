@@ -20,8 +20,6 @@ from farandole.launch.options import CommandParser, add_ssh_options
 from farandole.launch.pickling import dump_call
 from farandole.launch.run import run_call
 
-__all__ = ["doctor_parser", "run_doctor"]
-
 log = logging.getLogger(__name__)
 
 PROBLEMS, USAGE_ERROR = 1, 2

@@ -23,8 +23,6 @@ from farandole.meeting.launched.interconnects import find_interconnects
 from farandole.other_launchers import PROGRAMS
 from farandole.topology import own_addresses
 
-__all__ = ["Fact", "examine"]
-
 SECONDS = 120  # for a framework to load
 LEAST_FILES = 1024
 LEAST_MEMORY = 64 << 20  # bytes of /dev/shm, which loaders of PyTorch use; Docker's default

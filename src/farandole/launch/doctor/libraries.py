@@ -10,8 +10,6 @@ import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["find_libraries"]
-
 # NVIDIA's packages on PyPI keep their libraries in folders that only torch searches.
 WHEELS = "nvidia/*/lib"
 

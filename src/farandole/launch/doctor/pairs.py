@@ -19,8 +19,6 @@ from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline, recv_exactly
 from farandole.meeting.rendezvous import Rendezvous, from_environment
 
-__all__ = ["Link", "Report", "examine_host", "rounds_of"]
-
 REACH = timedelta(seconds=10)  # for a connection, and its handshake
 PAIR = timedelta(seconds=60)  # for all measurements of a pair
 ALL = timedelta(minutes=30)

@@ -8,8 +8,6 @@ from typing import Self
 from farandole.launch.doctor.facts import Fact
 from farandole.launch.doctor.pairs import Link, Report
 
-__all__ = ["Diagnosis"]
-
 LARGEST_CLOCK = 1.0  # seconds between the clocks of two hosts
 SAME = (("farandole", "version"), ("frameworks", "PyTorch"), ("frameworks", "TensorFlow"), ("frameworks", "JAX"))
 

@@ -22,8 +22,6 @@ from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, list
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline
 
-__all__ = ["Callers", "call_launcher"]
-
 log = logging.getLogger(__name__)
 
 AGAIN = timedelta(seconds=10)  # for a launcher to accept an agent that it has lost

@@ -30,8 +30,6 @@ from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import note_launches
 from farandole.topology import TORCH_PLACES, Topology
 
-__all__ = ["ElasticJob", "open_elastic_job"]
-
 log = logging.getLogger(__name__)
 
 PING_EVERY = 0.25  # seconds

@@ -20,8 +20,6 @@ from farandole.launch.failures import Failure
 from farandole.launch.lines import LineSplitter
 from farandole.meeting.handshake import new_secret
 
-__all__ = ["Adopted", "Record"]
-
 STATE = "~/.local/state/farandole"  # on each host, for the output of ranks that survive their launcher
 FILE = "launcher"
 LOOK_EVERY = 0.1  # seconds between two looks at a member's output

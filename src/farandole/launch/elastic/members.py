@@ -16,8 +16,6 @@ from farandole.meeting.launched.elastic_messages import FROM_MEMBER, Back, Bye, 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["Came", "Left", "Members", "Returned"]
-
 SEND = 5.0  # seconds for a member's kernel to take a message of some bytes; it has room for thousands of them
 
 

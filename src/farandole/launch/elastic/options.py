@@ -16,8 +16,6 @@ from farandole.launch.elastic.job import ElasticJob, open_elastic_job
 from farandole.launch.elastic.joining import Record
 from farandole.launch.elastic.roster import Limits
 
-__all__ = ["Elastic", "ElasticArguments", "add_elastic_options"]
-
 COOLDOWN = (1.0, 300.0)  # seconds
 
 

@@ -12,8 +12,6 @@ from typing import Literal, TypeAlias
 from farandole.launch.backend import Host
 from farandole.launch.failures import Failure, culprit
 
-__all__ = ["Action", "End", "Form", "Limits", "Outcome", "Roster", "Start", "Tell"]
-
 # A newcomer that is ready waits so long for others that are still starting, so that ranks are interrupted once.
 GATHER = 10.0
 

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, TypeGuard
 
-__all__ = ["Communicator", "handle_of", "is_communicator", "own_place", "places_of", "spans", "warn_of_lone_processes"]
-
 log = logging.getLogger(__name__)
 
 

@@ -36,8 +36,6 @@ from farandole.meeting.launched.election import Election, LauncherIsBack, has_en
 from farandole.meeting.rendezvous import TcpRendezvous
 from farandole.topology import Topology
 
-__all__ = ["ElasticRendezvous", "MemberEnvironment", "is_launcher_lost", "meet_in_elastic_job", "show_place"]
-
 SILENCE = 60.0  # seconds without a message from the launcher, which sends one each second, after which it is lost
 LOST = 2.0  # seconds for the port of a launcher that was killed to be closed
 AGAIN = 1.0  # seconds between two calls for a launcher that takes over

@@ -4,21 +4,6 @@ from dataclasses import dataclass, field
 
 from farandole.meeting.frames import Kinds
 
-__all__ = [
-    "FROM_LAUNCHER",
-    "FROM_MEMBER",
-    "LARGEST",
-    "Back",
-    "Bye",
-    "Hosts",
-    "Leave",
-    "Ping",
-    "Place",
-    "Pong",
-    "Ready",
-    "Standing",
-]
-
 LARGEST = 1 << 24  # bytes of a message: places of thousands of ranks name the host of each
 
 

@@ -24,8 +24,6 @@ from farandole.meeting.launched.elastic_messages import LARGEST, Leave, Place, S
 from farandole.meeting.server import RendezvousServer
 from farandole.topology import own_addresses
 
-__all__ = ["Election", "LauncherIsBack", "has_ended"]
-
 log = logging.getLogger(__name__)
 
 PROBE = 2.0  # seconds for an answer to an attempt to connect

@@ -18,8 +18,6 @@ from farandole.meeting.server import RendezvousServer
 from farandole.other_launchers import OtherLaunch
 from farandole.topology import host_identity, interface_addresses, own_addresses
 
-__all__ = ["Exchange", "HostedRendezvous", "meet"]
-
 log = logging.getLogger(__name__)
 
 REACH = timedelta(seconds=5)  # for a connection to one of rank 0's addresses

@@ -17,8 +17,6 @@ from farandole.meeting.server import RendezvousServer
 from farandole.other_launchers import OtherLaunch
 from farandole.topology import interface_address
 
-__all__ = ["meet_in_indexed_job", "warn_of_lone_pods"]
-
 log = logging.getLogger(__name__)
 
 INDEX, SIZE = "JOB_COMPLETION_INDEX", "FARANDOLE_SIZE"

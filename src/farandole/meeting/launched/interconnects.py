@@ -4,8 +4,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Interconnect", "find_interconnects"]
-
 ROOT = Path("/")  # of the file system that has /sys and /dev
 
 

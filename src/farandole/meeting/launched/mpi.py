@@ -20,8 +20,6 @@ from farandole.meeting.launched.mpi_library import find_library, loaded_library
 from farandole.meeting.launched.operator import require_hosts
 from farandole.other_launchers import OtherLaunch
 
-__all__ = ["MpiExchange", "MpiProcess", "call_in_time", "meet_by_mpi", "mpi_allows_threads"]
-
 BUFFER = 1 << 16  # bytes of the broadcast
 CHECK = 0.2  # seconds between two checks of a deadline
 LEAVE = 10.0  # seconds for MPI_Finalize, which waits for the other ranks

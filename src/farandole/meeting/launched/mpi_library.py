@@ -14,8 +14,6 @@ from pathlib import Path
 from farandole.errors import ConfigError
 from farandole.other_launchers import LAUNCHERS, OtherLaunch
 
-__all__ = ["find_library", "loaded_library"]
-
 ANCESTORS = 8  # most processes from this one up to the launcher's; some are shells
 
 _LIBRARY = re.compile(r"lib(mpi|mpich|mpi_abi)\.so\b.*")

@@ -11,8 +11,6 @@ from pathlib import Path
 from farandole.errors import ConfigError
 from farandole.topology import own_addresses
 
-__all__ = ["require_hosts", "require_listed_host"]
-
 VARIABLE = "OMPI_MCA_orte_default_hostfile"
 _REASON = (
     "Open MPI 5 ignores this variable. Set PRTE_MCA_prte_default_hostfile={file}, or start the ranks by farandole run"

@@ -13,8 +13,6 @@ from farandole.meeting.frames import Deadline
 from farandole.meeting.launched.hosted import HostedRendezvous, meet
 from farandole.other_launchers import OtherLaunch
 
-__all__ = ["FolderExchange", "meet_by_folder"]
-
 LOOK_EVERY = 0.1  # seconds
 
 

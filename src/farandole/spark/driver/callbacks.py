@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from farandole.keras.callbacks.base import CallbackOfBoth
 from farandole.spark.driver.messages import log_to_driver
 
-__all__ = ["LogCallback"]
-
 
 class LogCallback(CallbackOfBoth):
     """Shows the begin, end and metrics of epochs in the driver's output; with `per_batch_log` also batches' metrics.

@@ -7,8 +7,6 @@ from collections import Counter
 from farandole.launch.failures import Failure, culprit
 from farandole.spark.driver.peers import Job, Peer
 
-__all__ = ["Failures"]
-
 VANISHED = (
     "its Spark task ended without a report: its executor or its connection to the driver was lost, or its Python "
     "process was killed (the system's out-of-memory killer does that); see the executor's log"

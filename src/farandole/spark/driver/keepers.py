@@ -4,8 +4,6 @@ import threading
 
 from farandole.spark.driver.peers import Job, Peer
 
-__all__ = ["Keepers"]
-
 
 class Keepers:
     """Keepers that are connected or lost, and the ranks that have their rows.

@@ -26,8 +26,6 @@ from farandole.spark.driver.relay import LARGEST_FRAME, SILENT, Report
 from farandole.spark.jobs.addresses import keep_alive
 from farandole.spark.rows.exchange.access import keeper_of
 
-__all__ = ["DriverLog", "OnMessage", "Show", "Verbosity", "show_on_console"]
-
 log = logging.getLogger(__name__)
 
 Verbosity: TypeAlias = Literal["all", "log_callback_only"]

@@ -5,8 +5,6 @@ import threading
 from farandole.spark.driver.peers import Job, Peer
 from farandole.spark.driver.relay import Met
 
-__all__ = ["Meeting"]
-
 
 class Meeting:
     """Collects the text of each rank, and sends all of them to every rank.

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 
 from farandole.spark.jobs.child import current_rank
 
-__all__ = ["LONGEST_MESSAGE", "log_to_driver", "send"]
-
 LONGEST_MESSAGE = 4000  # characters, as users of HorovodRunner expect
 
 

@@ -9,8 +9,6 @@ from farandole.launch.failures import Failure
 from farandole.meeting.frames import send
 from farandole.spark.driver.relay import Met, Over
 
-__all__ = ["Job", "Peer"]
-
 
 class Peer:
     """Connection of a rank's task, or of a keeper with the name of its host; any thread may send on it."""

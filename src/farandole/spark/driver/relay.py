@@ -13,8 +13,6 @@ from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline, Kinds, encode, frame, send_frame
 from farandole.spark.jobs.addresses import keep_alive
 
-__all__ = ["LARGEST_FRAME", "SILENT", "Met", "Over", "Relay", "Report"]
-
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = timedelta(seconds=10)

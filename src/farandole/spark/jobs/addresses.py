@@ -4,8 +4,6 @@ import contextlib
 import socket
 from datetime import timedelta
 
-__all__ = ["address_toward", "bindable_address", "keep_alive"]
-
 
 def bindable_address(host: str) -> str:
     """Return the IP address of `host` if this machine has it, else ""."""

@@ -12,8 +12,6 @@ from pyspark.sql import DataFrame
 
 from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 
-__all__ = ["Application", "DriverHost", "is_connect", "is_local"]
-
 _CONNECT = "pyspark.sql.connect."
 _LOCAL = re.compile(r"local(\[.*\])?")
 

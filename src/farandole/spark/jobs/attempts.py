@@ -10,8 +10,6 @@ from farandole.launch.failures import Failure
 from farandole.spark.driver.log import OnMessage
 from farandole.spark.rows.exchange.access import RowsLost
 
-__all__ = ["Attempts"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

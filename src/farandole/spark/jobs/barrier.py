@@ -39,8 +39,6 @@ from farandole.spark.rows.exchange.access import KeeperPlan, RowsLost
 from farandole.spark.rows.exchange.batches import counted_by_rows
 from farandole.spark.rows.exchange.shuffle import dealt
 
-__all__ = ["passed_on", "run_barrier_job"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -8,8 +8,6 @@ from pathlib import Path
 from farandole.launch.channel import Orders, WorkerEnd
 from farandole.spark.rows.fed_rows import FedRows, give_rows
 
-__all__ = ["RUNNER", "RankSide", "available_devices", "current_rank", "run_rank", "shard"]
-
 RUNNER = "farandole.spark.jobs.child:run_rank"
 
 

@@ -6,8 +6,6 @@ from farandole.spark.jobs.application import Application, is_connect
 from farandole.spark.jobs.classic import ClassicApplication
 from farandole.spark.jobs.connect import ConnectApplication
 
-__all__ = ["application_of"]
-
 
 def application_of(spark: SparkSession) -> Application:
     """Return the application of a classic or a Spark Connect session."""

@@ -11,8 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 from farandole.spark.jobs.application import DriverHost, is_local
 from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 
-__all__ = ["ClassicApplication"]
-
 APART = 256 << 10  # bytes of a plan, from which on it is sent apart from the secret
 _ANY = ("0.0.0.0", "::")  # all addresses of the host
 

@@ -27,8 +27,6 @@ from farandole.spark.jobs.application import DriverHost
 from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 from farandole.topology import interface_addresses, own_addresses
 
-__all__ = ["ConnectApplication", "candidates", "reach"]
-
 log = logging.getLogger(__name__)
 
 INTERRUPT_EVERY = 0.2  # seconds

@@ -37,8 +37,6 @@ from farandole.spark.jobs.session import active_session, interface_of, shown_on
 from farandole.spark.jobs.task import executor_environment
 from farandole.spark.rows.dataframes import feeding, take_dataframes
 
-__all__ = ["run_elastic"]
-
 T = TypeVar("T")
 
 LEAVE = 2.0  # seconds for Spark's tasks to end after the training, before they are cancelled

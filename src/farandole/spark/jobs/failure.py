@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from farandole.errors import CacheError, FarandoleError, SourceError
 from farandole.launch.failures import Failure, culprit
 
-__all__ = ["JobCancelled", "blame", "cancellation", "dealing_error", "python_traceback"]
-
 _BARRIER_TASK = re.compile(r"barrier task \w*Task\(\d+, (\d+)\)")
 _JAVA_FRAME = re.compile(r"^\s+at [\w.$]+[(/]", re.MULTILINE)
 _DEALING = re.compile(r"^[\w.]+\.(CacheError|SourceError|RowsLost): (?:cache )?(.+?): (.+)$", re.MULTILINE)

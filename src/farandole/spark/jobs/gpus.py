@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from farandole.errors import ConfigError
 
-__all__ = ["divide", "visible_gpus"]
-
 
 def divide(addresses: Sequence[str], ranks: int) -> list[list[str]]:
     """Divide the GPUs of a task among its `ranks`; return those of each rank, which are consecutive.

@@ -10,8 +10,6 @@ from farandole.errors import ConfigError
 from farandole.spark.jobs.application import is_connect, is_local
 from farandole.spark.jobs.chosen import application_of
 
-__all__ = ["interpreter_error", "use_own_interpreter"]
-
 _NAME = "PYSPARK_PYTHON"
 _LACKS = re.compile(r"ModuleNotFoundError: No module named '(farandole|pyarrow|pandas|numpy)\b")
 _OTHER_VERSION = re.compile(r"PYTHON_VERSION_MISMATCH\].*?different version: ([\d.]+) than that in driver: ([\d.]+)")

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # pyspark-client, which has Spark Connect alone, lacks it
     from pyspark import Broadcast
 
-__all__ = ["TaskOrders", "TaskPlan"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:

@@ -25,8 +25,6 @@ from farandole.spark.jobs.slots import all_slots
 from farandole.spark.rows.dataframes import collected, feeding, take_dataframes
 from farandole.spark.rows.fed_rows import COLLECTED, FedRows
 
-__all__ = ["HorovodRunner"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -18,8 +18,6 @@ from farandole.spark.driver.log import Show, Verbosity, show_on_console
 from farandole.spark.jobs.barrier import run_barrier_job
 from farandole.spark.jobs.chosen import application_of
 
-__all__ = ["active_session", "check_transport", "interface_of", "run", "shown_on", "started_session"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -21,8 +21,6 @@ from farandole.spark.jobs.application import Application, is_local
 from farandole.spark.jobs.chosen import application_of
 from farandole.spark.jobs.gpus import divide
 
-__all__ = ["Cluster", "all_slots", "cluster_of", "decide", "needed", "require_slots"]
-
 log = logging.getLogger(__name__)
 
 POLL = 0.1  # seconds

@@ -38,8 +38,6 @@ from farandole.spark.rows.exchange.gather import gather_rows
 from farandole.spark.rows.spill import Spill
 from farandole.topology import JobEnvironment, Topology, host_identity, interface_address
 
-__all__ = ["RESULT_SCHEMA", "executor_environment", "run_task"]
-
 RESULT_SCHEMA = "rank int, part int, chunk binary"
 _ARROW_RESULT = pa.schema([("rank", pa.int32()), ("part", pa.int32()), ("chunk", pa.binary())])
 CHUNK = 4 << 20  # bytes of a result per row

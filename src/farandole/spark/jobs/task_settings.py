@@ -9,8 +9,6 @@ from pyspark.resource import ResourceProfile
 from farandole.config import Config
 from farandole.spark.driver.log import Show
 
-__all__ = ["TaskSettings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSettings:

@@ -17,9 +17,6 @@ from farandole.spark.rows.disks import local_directory
 from farandole.spark.rows.fed_rows import FedRows
 from farandole.spark.rows.spill import spill
 
-__all__ = ["arrow_schema", "collected", "feeding", "stand_in", "take_dataframes"]
-
-
 _STREAM = (
     "a streaming DataFrame cannot be fed to ranks, because a repeated batch would bring its rows twice; write it with "
     "df.writeStream.format('parquet')...start(folder), and let each rank read the folder meanwhile with "

@@ -15,8 +15,6 @@ from farandole.spark.jobs.child import current_rank
 from farandole.spark.rows.fed_rows import FedRows, open_rows, path_of_collected
 from farandole.topology import JobEnvironment
 
-__all__ = ["CACHE_SETTINGS", "ConvertedRows", "GivenRows", "ReaderArguments", "SparkDatasetConverter", "read_own"]
-
 # What users give for `make_batch_reader`, which checks it.
 ReaderArguments: TypeAlias = Mapping[str, Any]
 

@@ -7,8 +7,6 @@ from typing import BinaryIO
 
 from farandole.errors import CacheError
 
-__all__ = ["local_directory", "nameless_file", "no_room"]
-
 
 def local_directory(env: Mapping[str, str], turn: int) -> str:
     """Return one of the executor's local directories, in rotation by `turn`, so that ranks of a host use all disks."""

@@ -10,8 +10,6 @@ from farandole import data
 from farandole.launch.channel import Orders, WorkerEnd
 from farandole.topology import JobEnvironment
 
-__all__ = ["COLLECTED", "FedRows", "give_rows", "open_rows", "path_of_collected", "run_collected"]
-
 COLLECTED = "farandole.spark.rows.fed_rows:run_collected"
 
 

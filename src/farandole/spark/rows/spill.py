@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from farandole.spark.rows.disks import nameless_file, no_room
 
-__all__ = ["Spill", "spill"]
-
 log = logging.getLogger(__name__)
 
 

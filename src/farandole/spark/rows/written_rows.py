@@ -8,8 +8,6 @@ from farandole.data.stores.urls import is_local, open_url
 from farandole.masking import mask
 from farandole.spark.rows.dataset_converter import ReaderArguments
 
-__all__ = ["WrittenRows"]
-
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows:

@@ -7,8 +7,6 @@ from farandole.meeting.handshake import new_secret
 from farandole.tensorflow.data_service.config import TfDataServiceConfig
 from farandole.tensorflow.data_service.registry import ComputeService
 
-__all__ = ["Options", "parse_options", "start_service"]
-
 
 class Options(argparse.Namespace):
     """The options of a command."""

@@ -14,8 +14,6 @@ from farandole.tensorflow.data_service.config import TfDataServiceConfig
 from farandole.tensorflow.data_service.servers import compute_worker_fn
 from farandole.tensorflow.objects import broadcast_object
 
-__all__ = ["main"]
-
 
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
     """Serve as one rank of the data service until a client shuts it down; all ranks of the job call this.

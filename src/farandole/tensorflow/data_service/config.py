@@ -14,8 +14,6 @@ from farandole.errors import ConfigError, RendezvousError
 from farandole.meeting.frames import Deadline
 from farandole.tensorflow.data_service.registry import ComputeClient
 
-__all__ = ["TfDataServiceConfig"]
-
 PAUSE = 0.2  # seconds between two looks for the file
 
 

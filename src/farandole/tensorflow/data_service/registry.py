@@ -17,8 +17,6 @@ from farandole.meeting.addresses import join_address
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline, Kinds, decode, recv_frame, send
 
-__all__ = ["ComputeClient", "ComputeService"]
-
 ANSWER = timedelta(seconds=10)  # for a request or its answer to arrive, beyond the time that the request waits
 LONGEST_WAIT = 20.0  # seconds that one request waits; the client then asks again, and so notices a lost server
 MOST_CONNECTIONS = 4096  # open requests

@@ -17,8 +17,6 @@ from farandole.meeting.frames import Deadline
 from farandole.tensorflow.data_service.config import TfDataServiceConfig
 from farandole.tensorflow.data_service.registry import ComputeClient
 
-__all__ = ["compute_worker_fn", "send_to_data_service", "tf_data_service"]
-
 HEARTBEAT = 1000  # milliseconds
 SCHEME = "grpc://"
 

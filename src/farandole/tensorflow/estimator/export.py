@@ -5,8 +5,6 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-__all__ = ["ClassificationOutput", "ExportOutput", "PredictOutput", "RegressionOutput"]
-
 Tensor: TypeAlias = tf.Tensor
 
 

@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from farandole.tensorflow.estimator.export import ExportOutput, PredictOutput
 
-__all__ = ["EstimatorSpec", "ModeKeys", "RunConfig"]
-
 Tensor: TypeAlias = tf.Tensor
 Operation: TypeAlias = tf.Operation | tf.Tensor
 Metric: TypeAlias = tuple[Tensor, Operation]  # value, update

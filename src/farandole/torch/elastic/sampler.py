@@ -6,8 +6,6 @@ import torch
 
 from farandole.core import default
 
-__all__ = ["ElasticSampler"]
-
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
     """Sampler that shares out an epoch's samples over the ranks, and after a reset the ones that are left over.

@@ -9,8 +9,6 @@ from farandole.core.operations.objects import broadcast_object
 from farandole.elastic import ObjectState, StateHandler
 from farandole.torch.elastic.handlers import ModelStateHandler, OptimizerStateHandler, find_handler
 
-__all__ = ["TorchState"]
-
 
 class TorchState(ObjectState):
     """State of a model, an optimizer, and any other objects by name, which are attributes: `state.epoch`.

@@ -19,8 +19,6 @@ from farandole.keras.backend import Model, Variable
 from farandole.keras.callbacks.base import CallbackOfBoth
 from farandole.keras.generation import generation_of
 
-__all__ = ["EpochEnd", "EpochValues"]
-
 
 class _Trainer(Protocol):
     run: Run

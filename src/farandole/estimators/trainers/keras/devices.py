@@ -10,8 +10,6 @@ import keras
 from farandole.errors import ConfigError
 from farandole.estimators.trainers.gpus import gpus_seen
 
-__all__ = ["own_device", "visible_gpus"]
-
 
 def visible_gpus() -> tuple[int, str]:
     """Return how many GPUs Keras' backend sees, and a text about them; a `Look`."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from farandole.keras.backend import Model, Optimizer, Tensor, Variable
     from farandole.keras.generation import Generation
 
-__all__ = ["DumpedModel", "Inputs", "dump_model", "dump_object", "load_model", "load_object", "optimizer_variables"]
-
 Array: TypeAlias = NDArray[np.generic]
 
 

@@ -13,8 +13,6 @@ from farandole.estimators.trainers.keras.model import Array
 from farandole.estimators.trainers.module_batches import ModuleBatches
 from farandole.estimators.trainers.run import Run
 
-__all__ = ["KerasModule", "Parts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Parts:

@@ -33,8 +33,6 @@ from farandole.estimators.trainers.run import train as train_with
 from farandole.keras.backend import Schedule, Tensor, Variable
 from farandole.keras.generation import generation_of
 
-__all__ = ["KerasJob", "KerasTrainer", "train"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class KerasJob:

@@ -10,8 +10,6 @@ from farandole.estimators.trainers.report import Meter
 from farandole.estimators.trainers.run import Run
 from farandole.estimators.trainers.torch.seed import seed_everything
 
-__all__ = ["curves_logger", "epochs_callback"]
-
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.loggers.logger import Logger

@@ -15,8 +15,6 @@ from farandole.estimators.trainers.run import Run
 from farandole.estimators.trainers.torch.tensors import Inputs, label_tensor
 from farandole.spark.driver.messages import log_to_driver
 
-__all__ = ["Loader", "Tensors", "ahead", "queue_length"]
-
 T = TypeVar("T")
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from farandole.errors import ConfigError
 from farandole.estimators.trainers.torch.devices import on_cpu
 
-__all__ = ["BestWeights", "LightningState", "Saved", "dumped", "loaded", "moved", "weights_of"]
-
 
 class LightningState(TypedDict):
     """Lightning's own checkpoint; it has further entries."""

@@ -12,8 +12,6 @@ from farandole.estimators.trainers.run import Run
 from farandole.estimators.trainers.torch.losses import Losses, score_names
 from farandole.estimators.trainers.torch.tensors import as_output, outputs_of
 
-__all__ = ["wrapped"]
-
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule as _Base
 else:

@@ -16,8 +16,6 @@ from farandole.estimators.trainers.lightning.files import LightningState
 from farandole.estimators.trainers.run import Run
 from farandole.lightning.ranks import OverRanks
 
-__all__ = ["KEPT", "InSteps"]
-
 KEPT = "farandole"  # the path that stands for the checkpoint in memory
 
 

@@ -38,8 +38,6 @@ from farandole.lightning.ranks import strategy_class
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
-__all__ = ["LightningJob", "LightningTrainer", "train"]
-
 # Warnings about a folder with other files, epochs shorter than log_every_n_steps, Slurm's commands, and from torch.
 _KNOWN = (
     "Checkpoint directory .* exists and is not empty",

@@ -5,8 +5,6 @@ import fsspec
 from farandole.estimators.store import FilesystemStore
 from farandole.estimators.trainers.mirror import StoredFolder
 
-__all__ = ["ModelFolder", "local_path"]
-
 
 def local_path(store: FilesystemStore) -> str:
     """Return the absolute path of a local store."""

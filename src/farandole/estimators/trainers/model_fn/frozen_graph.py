@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from tensorflow.compat.v1 import GraphDef, MetaGraphDef, Session, TensorShapeProto
 
-__all__ = ["FrozenGraph", "GraphFacts", "Port", "freeze", "freeze_saved_model", "freeze_signature", "port_of"]
-
 _WRITABLE_TABLES = frozenset({"HashTableV2", "MutableHashTableV2", "MutableHashTableOfTensorsV2"})
 
 

@@ -24,8 +24,6 @@ from farandole.tensorflow.estimator.spec import SERVING
 if TYPE_CHECKING:
     from tensorflow.core.framework.function_pb2 import FunctionDef
 
-__all__ = ["Built", "GraphProgram", "call", "config_of"]
-
 v1 = tf.compat.v1
 
 

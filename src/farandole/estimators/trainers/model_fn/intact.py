@@ -7,8 +7,6 @@ import tensorflow as tf
 
 from farandole.errors import SourceError
 
-__all__ = ["choose_intact"]
-
 
 def choose_intact(folder: Path, shown: str, warn: Callable[[str], object]) -> None:
     """Make the newest intact checkpoint the last one in the list of `folder`, the file `checkpoint`.

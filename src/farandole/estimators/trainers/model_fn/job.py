@@ -21,8 +21,6 @@ from farandole.estimators.trainers.rows import RowsWanted
 if TYPE_CHECKING:
     from tensorflow.compat.v1.summary import FileWriter
 
-__all__ = ["Batch", "Batches", "ModelFnJob", "Program", "Table", "Writers"]
-
 Batch: TypeAlias = tuple[dict[str, NDArray[Number]], NDArray[Number]]  # features by name, and labels
 Batches: TypeAlias = Iterable[Batch]
 

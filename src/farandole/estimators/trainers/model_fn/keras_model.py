@@ -18,8 +18,6 @@ from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph, fre
 from farandole.estimators.trainers.model_fn.job import Batch, Batches, ModelFnJob, Program, Table
 from farandole.keras.front import Front
 
-__all__ = ["KerasProgram"]
-
 
 class KerasProgram(Program):
     """A compiled Keras model.

@@ -27,8 +27,6 @@ from farandole.spark.driver.progress import Progress
 from farandole.spark.jobs.child import shard
 from farandole.tensorflow.estimator import ModeKeys
 
-__all__ = ["fit", "train"]
-
 
 def train(job: ModelFnJob) -> FrozenGraph | None:
     """Train on the rows that this rank's Spark task was fed; see `fit`."""

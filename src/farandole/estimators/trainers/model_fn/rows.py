@@ -10,8 +10,6 @@ from farandole.errors import DataError
 from farandole.estimators.trainers.model_fn.job import Batch, ModelFnJob, Table
 from farandole.estimators.trainers.rows import Rows
 
-__all__ = ["full_batches", "table_of", "validation_batches"]
-
 
 def table_of(job: ModelFnJob, rows: Rows) -> Table:
     """Return the columns' types; raises `DataError`, the same on every rank, if a rank has no row to train on."""

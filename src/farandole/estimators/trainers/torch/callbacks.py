@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from farandole.core.operations.objects import allgather_object
 
-__all__ = ["METHODS", "Callbacks"]
-
 METHODS = (
     "set_model",
     "on_train_begin",

@@ -8,8 +8,6 @@ from torch.utils._pytree import tree_map_only
 
 from farandole.estimators.trainers.gpus import gpus_seen
 
-__all__ = ["CPU", "device_of", "on_cpu", "to_device", "visible_gpus"]
-
 T = TypeVar("T")
 
 CPU: Final = torch.device("cpu")

@@ -13,8 +13,6 @@ from farandole.estimators.trainers.torch.devices import CPU
 from farandole.estimators.trainers.torch.losses import Losses, score_names
 from farandole.estimators.trainers.torch.tensors import Inputs, Output, as_output, fit_label, label_tensor, outputs_of
 
-__all__ = ["Judge", "TorchJob", "TrainMinibatch"]
-
 # (model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights) -> (outputs, loss)
 TrainMinibatch: TypeAlias = Callable[..., object]
 

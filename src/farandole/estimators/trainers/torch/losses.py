@@ -12,8 +12,6 @@ import farandole.torch as hvd
 from farandole.errors import ConfigError
 from farandole.estimators.trainers.run import Run
 
-__all__ = ["Loss", "Losses", "Metric", "distinct", "mean_loss", "score_names"]
-
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
 

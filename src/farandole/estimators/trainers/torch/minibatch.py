@@ -11,8 +11,6 @@ from farandole.estimators.trainers.run import Run
 from farandole.estimators.trainers.torch.judge import Judge, TrainMinibatch
 from farandole.estimators.trainers.torch.tensors import outputs_of
 
-__all__ = ["MinibatchStep"]
-
 
 class MinibatchStep:
     """Calls the function once per step on every rank; a rank without rows passes two rows that weigh nothing.

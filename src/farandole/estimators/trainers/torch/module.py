@@ -10,8 +10,6 @@ from farandole.errors import ConfigError
 from farandole.estimators.trainers.module_batches import ModuleBatches, RankLoader
 from farandole.estimators.trainers.run import Run
 
-__all__ = ["TorchModule"]
-
 
 class TorchModule(ModuleBatches):
     """A rank's data module, and its batches as the trainer takes them.

@@ -17,8 +17,6 @@ from farandole.estimators.trainers.torch.judge import Judge
 from farandole.estimators.trainers.torch.losses import Loss
 from farandole.spark.driver.messages import log_to_driver
 
-__all__ = ["probe"]
-
 
 def probe(judge: Judge, run: Run, sample: ShardBatch | None) -> None:
     """Run copies of the first row of `sample` through the model and the loss; do nothing if `sample` is None.

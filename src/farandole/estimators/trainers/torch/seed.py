@@ -5,8 +5,6 @@ import random
 import numpy as np
 import torch
 
-__all__ = ["seed_everything"]
-
 
 def seed_everything(seed: int) -> None:
     """Seed the random generators of Python, NumPy and torch."""

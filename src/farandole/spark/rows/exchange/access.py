@@ -16,28 +16,6 @@ from farandole.errors import CacheError, RendezvousError, SourceError
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline, Kinds, send
 
-__all__ = [
-    "A_FILE",
-    "HANDSHAKE_TIMEOUT",
-    "KEEPER",
-    "STALLED",
-    "Borrow",
-    "Borrowed",
-    "Commit",
-    "Done",
-    "KeeperPlan",
-    "Keeping",
-    "Kept",
-    "Lent",
-    "Open",
-    "Read",
-    "Refused",
-    "RowsLost",
-    "keeper_identity",
-    "keeper_of",
-    "local_name",
-]
-
 A_FILE = b"f"  # the byte with which a descriptor is sent
 KEEPER = b"keeper"  # the start of a keeper's identity
 HANDSHAKE_TIMEOUT = timedelta(seconds=10)

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DataType, DateType, NumericType, TimestampNTZType, TimestampType
 
-__all__ = ["counted_by_rows"]
-
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _UNMEASURED = str(2**31 - 1)  # the only value with which Spark does not measure

@@ -10,8 +10,6 @@ from pyspark import TaskContext
 from farandole.spark.rows.disks import no_room
 from farandole.spark.rows.exchange.access import Borrowed, KeeperPlan, Kept
 
-__all__ = ["SHARE_SCHEMA", "DealPlan", "Dealer", "deal_rows"]
-
 SHARE_SCHEMA = (
     "key int, rank int, number int, partition int, turn int, keeper string, file int, at long, length long, rows long"
 )

@@ -15,8 +15,6 @@ from farandole.spark.rows.disks import nameless_file, no_room
 from farandole.spark.rows.exchange.access import Kept
 from farandole.spark.rows.spill import Spill
 
-__all__ = ["gather_rows"]
-
 log = logging.getLogger(__name__)
 
 

@@ -46,8 +46,6 @@ from farandole.spark.rows.exchange.access import (
 )
 from farandole.topology import interface_address
 
-__all__ = ["Keeper", "main"]
-
 SEND_PIECE = 1 << 20  # bytes
 
 _REQUESTS = Kinds[Borrow | Commit | Open | Read](Borrow, Commit, Open, Read)

@@ -9,8 +9,6 @@ from pyspark.sql import functions as F
 from farandole.spark.rows.exchange.access import KeeperPlan
 from farandole.spark.rows.exchange.dealer import SHARE_SCHEMA, DealPlan, deal_rows
 
-__all__ = ["dealt"]
-
 
 def dealt(
     dataframes: Sequence[DataFrame],
