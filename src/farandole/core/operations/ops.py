@@ -50,6 +50,9 @@ class Operations(Generic[T]):
         Blocks until every rank has made the request.
         """
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
+        if compression is None:  # as `_run` does, without its call
+            reduced: T = self.requests.run(request, tensor)
+            return reduced
         return self._run(request, tensor, compression)
 
     def allreduce_(

@@ -115,7 +115,9 @@ class Requests(Generic[T]):
         if membership is None:
             membership = membership_of(process_set, request.stem, name)
         wire = wire or membership.wire_name(request.stem, name)
-        output = self._output(tensor, wire, write)
+        if type(tensor) is not self._own_type:
+            (self.adapter.overwrite if write else self.adapter.check)(tensor, wire)
+        output = tensor if write else self.adapter.empty_like(tensor)
         try:
             membership.engine.run(request, wire, tensor, output)
         except Exception as error:
@@ -130,11 +132,6 @@ class Requests(Generic[T]):
         (dense,) = self._dense(error, (tensor,), (request.wire,), write)
         return self.adapter.restore(Requests.run(self, request, dense, write), tensor, write)
 
-    def _output(self, tensor: T, wire: str, write: bool) -> T:
-        if type(tensor) is not self._own_type:
-            (self.adapter.overwrite if write else self.adapter.check)(tensor, wire)
-        return tensor if write else self.adapter.empty_like(tensor)
-
     def start(self, request: Request, tensors: T | Sequence[T], write: bool = False, wake: bool = True) -> Handle[Any]:
         """Start `request`. Never blocks. No operation of a group begins before all are requested on all ranks.
 
@@ -145,7 +142,9 @@ class Requests(Generic[T]):
             return self._submit(request, tensors, write, wake=wake)
         tensor: T = tensors  # type: ignore[assignment]  # the request is not grouped
         wire = wire or membership.wire_name("allreduce", name)
-        output = self._output(tensor, wire, write)
+        if type(tensor) is not self._own_type:
+            (self.adapter.overwrite if write else self.adapter.check)(tensor, wire)
+        output = tensor if write else self.adapter.empty_like(tensor)
         try:
             return Handle(membership.engine.start(request, wire, tensor, output, wake), output)
         except Exception:
