@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from race import Race, Spread, spread
 
-__all__ = ["KIB", "MIB", "OURS", "Line", "compare", "limit", "size_text", "table"]
-
 OURS = "farandole"
 KIB, MIB = 1 << 10, 1 << 20
 

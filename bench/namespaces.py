@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["DEVICE", "bridge", "inside", "ip", "join", "namespaces", "problem"]
-
 DEVICE = "fd-host"  # the default name of each namespace's end of its cable
 PREFIX = "fdhost-"
 PLUGS = itertools.count()  # new names: the kernel removes the plugs of a deleted namespace late

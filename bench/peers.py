@@ -33,21 +33,6 @@ from farandole.core import default
 from farandole.core.context import Context
 from farandole.meeting.rendezvous import Rendezvous
 
-__all__ = [
-    "LAUNCHERS",
-    "BenchRank",
-    "Contender",
-    "Launcher",
-    "Times",
-    "arguments",
-    "bench_rank_of",
-    "races_of",
-    "run_ranks",
-    "take_turns",
-    "usable",
-    "within",
-]
-
 JOB_FLAG = "--as-rank-of"
 BARRIER_SECONDS = 120.0
 LINE = 128  # bytes between two ranks' counters, so that no two are in one pair of cache lines

@@ -11,8 +11,6 @@ from urllib.parse import parse_qs, unquote
 
 from helpers.object_store import ObjectStore, mark_of
 
-__all__ = ["QuickStore"]
-
 _MOST = 1 << 16  # bytes of a request
 _TICK = 0.25  # seconds between looks at `closing`
 

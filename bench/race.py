@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["Race", "Spread", "race", "record", "spread"]
-
 RESULTS = Path(__file__).with_name("results")
 
 

@@ -3,8 +3,6 @@
 import torch
 from torch import nn
 
-__all__ = ["resnet50"]
-
 WIDTHS = (64, 128, 256, 512)
 BLOCKS = (3, 4, 6, 3)
 WIDER = 4  # output channels of a block, in multiples of its width

@@ -20,8 +20,6 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "bench")]
 
 from helpers.attacks import ATTACKS, Finding  # noqa: E402  needs the path above
 
-__all__ = ["main", "table"]
-
 COLUMNS = ("attack", "strangers", "rounds", "alone s", "attacked s", "added s", "faults")
 
 

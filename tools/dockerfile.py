@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Instruction", "Stage", "read"]
-
 
 @dataclass(frozen=True, slots=True)
 class Instruction:

@@ -23,8 +23,6 @@ from pathlib import Path
 
 from dockerfile import Instruction, Stage, read
 
-__all__ = ["ARGUMENTS", "Image", "build", "problem"]
-
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "images"
 DOCKERFILE = ROOT / "deploy" / "image" / "Dockerfile"

@@ -7,8 +7,6 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
-__all__ = ["StandIn", "mxnet_stand_in"]
-
 
 class StandIn(ModuleType):
     """Module in which each name is there: a class if it begins with a capital, else another such module."""

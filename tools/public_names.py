@@ -16,8 +16,6 @@ from sphinx.util.docutils import SphinxDirective
 
 from farandole.errors import MissingExtra
 
-__all__ = ["PublicNames", "describe", "home_of", "missing_from", "setup", "to_rst"]
-
 
 def describe(module: ModuleType) -> Iterator[str]:
     """Yield the lines of reStructuredText that describe each public name of `module`."""

@@ -8,8 +8,6 @@ from itertools import pairwise
 
 import torch
 
-__all__ = ["PREFIX", "Steps"]
-
 PREFIX = "doors: "  # of the line with the results
 
 

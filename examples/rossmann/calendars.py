@@ -6,8 +6,6 @@ import numpy as np
 from dateutil.easter import easter
 from numpy.typing import NDArray
 
-__all__ = ["STATES", "WITHOUT_STORES", "public_holidays", "school_holidays"]
-
 # By the name of the weather file: the state's code, and its share of the stores in percent.
 STATES = {
     "BadenWuerttemberg": ("BW", 7), "Bayern": ("BY", 16), "Berlin": ("BE", 8), "Hamburg": ("HH", 3),

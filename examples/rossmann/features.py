@@ -16,8 +16,6 @@ from pyspark.sql import functions as F
 
 from rossmann.tables import Tables
 
-__all__ = ["CATEGORICAL", "CODES", "CONTINUOUS", "LABEL", "MEASURES", "Encoding", "engineer"]
-
 CATEGORICAL = [
     "Store", "State", "DayOfWeek", "Year", "Month", "Day", "Week", "CompetitionMonthsOpen", "Promo2Weeks", "StoreType",
     "Assortment", "PromoInterval", "CompetitionOpenSinceYear", "Promo2SinceYear", "Events", "Promo", "StateHoliday",

@@ -1,7 +1,5 @@
 """The competition's files: their names and columns, with Spark's types."""
 
-__all__ = ["SCHEMAS", "WEATHER"]
-
 _WEATHER_MEASURES = [
     "Max_TemperatureC", "Mean_TemperatureC", "Min_TemperatureC", "Dew_PointC", "MeanDew_PointC", "Min_DewpointC",
     "Max_Humidity", "Mean_Humidity", "Min_Humidity", "Max_Sea_Level_PressurehPa", "Mean_Sea_Level_PressurehPa",

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from rossmann.calendars import STATES, WITHOUT_STORES, public_holidays, school_holidays
 from rossmann.files import SCHEMAS, WEATHER
 
-__all__ = ["write_files"]
-
 FIRST_DAY, LAST_DAY = date(2013, 1, 1), date(2015, 7, 31)  # of train.csv
 TEST_DAYS = 48
 FEWEST_STORES = 3

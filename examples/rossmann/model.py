@@ -7,8 +7,6 @@ import keras
 
 from rossmann.features import CATEGORICAL, CONTINUOUS
 
-__all__ = ["RMSPE", "build"]
-
 WIDEST = 10  # numbers of an embedding
 
 

@@ -15,8 +15,6 @@ from rossmann.features import LABEL
 if TYPE_CHECKING:
     from farandole.spark.keras import KerasModel
 
-__all__ = ["baselines", "plot_predictions", "predict", "rmspe", "write_submission"]
-
 MOST_STORES = 4  # in the picture
 
 

@@ -7,8 +7,6 @@ from pyspark.sql import functions as F
 
 from rossmann.files import SCHEMAS, WEATHER
 
-__all__ = ["Tables", "read"]
-
 
 @dataclass(frozen=True)
 class Tables:

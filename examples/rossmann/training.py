@@ -19,8 +19,6 @@ from farandole.tensorflow.data import make_dataset
 from rossmann.features import CODES, LABEL, MEASURES, Encoding
 from rossmann.model import RMSPE, build
 
-__all__ = ["Settings", "fit_by_estimator", "fit_by_runner"]
-
 _INPUTS = [*CODES, MEASURES]
 
 

@@ -29,8 +29,6 @@ from helpers.ranks import run_ranks
 from helpers.recurring import recurring
 from helpers.strangers import crowd
 
-__all__ = ["ATTACKS", "Finding", "death_in_init", "ranks_on_hosts"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:

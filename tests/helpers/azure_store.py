@@ -5,8 +5,6 @@ from xml.sax.saxutils import escape
 
 from helpers.object_store import Handler, mark_of
 
-__all__ = ["ACCOUNT", "AzureHandler"]
-
 _DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
 ACCOUNT = "devstoreaccount1"
 

@@ -13,19 +13,6 @@ import numpy.typing as npt
 
 import farandole.numpy
 
-__all__ = [
-    "BINDINGS",
-    "FLOATS",
-    "FUNCTIONAL",
-    "INTEGERS",
-    "SIZES",
-    "Array",
-    "Binding",
-    "expected",
-    "scatter_rows",
-    "tolerance",
-]
-
 Array = npt.NDArray[Any]
 
 SIZES = (1, 2, 3, 4)

@@ -7,8 +7,6 @@ from typing import Any
 import cloudpickle
 import pytest
 
-__all__ = ["sent_by_value"]
-
 
 def sent_by_value(module: str) -> Any:
     """Return a fixture with which functions of `module` are pickled by value."""

@@ -4,8 +4,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CodeBlock", "read_code_blocks"]
-
 # A block is a fence with a language. A comment right before it has options, and code that runs first:
 #
 #   <!-- run ranks=2 needs=torch,pyarrow

@@ -10,8 +10,6 @@ import pytest
 
 from farandole.data import Batch, Loader, Source
 
-__all__ = ["RAGGED", "read_all", "write_images", "write_rows"]
-
 # Numbers of rows in row groups, by file: equal, unequal, with empty groups, one large group, fewer groups than ranks.
 RAGGED: dict[str, list[list[int]]] = {
     "even": [[20, 20, 20], [20, 20, 20], [20, 20, 20]],

@@ -21,8 +21,6 @@ from farandole.core.operations.requests import Requests
 from farandole.errors import InvalidRequest
 from helpers.stand_in_cuda import load
 
-__all__ = ["DeviceArray", "ExchangeArray", "ProtocolArray", "binding_of", "current_stream", "use_default_stream"]
-
 Array = npt.NDArray[Any]
 
 CUDA = 2  # DLPack's device type

@@ -16,8 +16,6 @@ from torch.utils._pytree import tree_map
 from helpers.device_arrays import CUDA, ExchangeArray, _Device, _streams, _Tensor, _Type, current_stream
 from helpers.stand_in_cuda import load
 
-__all__ = ["DeviceTensor", "StandInFuture", "stand_in_for_torch_cuda"]
-
 KINDS = {torch.bool: 6, torch.bfloat16: 4}
 
 

@@ -8,8 +8,6 @@ import pyarrow as pa
 from farandole.core.public import is_initialized, rank
 from farandole.estimators.trainers.rows import HASH, VALIDATES, fed_as
 
-__all__ = ["mine", "plain_step", "points", "settled_torch", "shard_of"]
-
 
 def shard_of(folder: Path, columns: dict[str, Any], validates: Any = None) -> Path:
     """Write columns to a file like those that are fed to a rank; return its path."""

@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["IGNORED_FOLDERS", "custom_of", "loop", "settings"]
-
 # A filter of warnings for test modules: the garbage collector removes the folders of flytekit's checkpoints.
 IGNORED_FOLDERS = "ignore:Implicitly cleaning up:ResourceWarning"
 

@@ -10,8 +10,6 @@ from flytekitplugins.spark import Spark
 import farandole.integrations.flyte  # noqa: F401  registers the transformer
 from farandole.estimators.torch import TorchEstimator, TorchModel
 
-__all__ = ["fitted_and_used", "rows", "runs_in_spark"]
-
 
 def rows() -> pd.DataFrame:
     return pd.DataFrame({"x": [[float(place)] for place in range(8)], "y": [[2.0 * place] for place in range(8)]})

@@ -6,8 +6,6 @@ from typing import Any
 
 from helpers.flyte import settings
 
-__all__ = ["Attempt"]
-
 
 @dataclass(frozen=True)
 class Attempt:

@@ -5,8 +5,6 @@ import signal
 import warnings
 from collections.abc import Callable
 
-__all__ = ["forked"]
-
 _SECONDS = 20
 
 

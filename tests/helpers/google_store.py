@@ -7,8 +7,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from helpers.object_store import Handler
 
-__all__ = ["GoogleHandler"]
-
 _BUCKETS = "/storage/v1/b/"
 
 

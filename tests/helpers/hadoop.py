@@ -8,8 +8,6 @@ import fsspec
 from fsspec.implementations.arrow import HadoopFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-__all__ = ["Hadoop", "hadoop_in_memory"]
-
 
 class Hadoop(MemoryFileSystem):  # type: ignore[misc]
     """File system in memory with Hadoop's URLs."""

@@ -9,8 +9,6 @@ from farandole.topology import interface_address
 from helpers.outcomes import RanksFailed
 from helpers.processes import run_processes
 
-__all__ = ["SECOND_DEVICE", "cut_off", "run_on_hosts"]
-
 SECOND_DEVICE = "fd-second"
 
 

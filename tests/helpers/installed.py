@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["require", "require_imports_of"]
-
 
 def require(*packages: str) -> None:
     """Skip the running test, or the importing test module, unless all of `packages` are installed."""

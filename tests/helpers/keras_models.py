@@ -9,8 +9,6 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EPOCHS", "ROWS", "STEPS", "Array", "assert_refused", "assert_same", "build", "fit", "rows", "values"]
-
 Array = npt.NDArray[Any]
 
 ROWS, STEPS, EPOCHS = 8, 4, 2  # rows of all ranks per step

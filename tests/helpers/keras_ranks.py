@@ -14,8 +14,6 @@ from farandole.config import Config
 from farandole.core.context import Context
 from helpers.ranks import run_ranks
 
-__all__ = ["BACKENDS", "run_checks"]
-
 # The other two compile each model, for a minute in all.
 BACKENDS = ["torch", *(pytest.param(each, marks=pytest.mark.slow) for each in ("tensorflow", "jax"))]
 

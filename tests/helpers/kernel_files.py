@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-__all__ = ["add_port", "add_slingshot"]
-
 
 def add_port(
     root: Path, device: str = "mlx5_0", *, state: str = "4: ACTIVE", link: str = "InfiniBand", file: str | None = ""

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-__all__ = ["SCHEMAS"]
-
 TEXT: dict[str, object] = {"type": "string"}
 NAME: dict[str, object] = {"type": "string", "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
 COUNT: dict[str, object] = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}

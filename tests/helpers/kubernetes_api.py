@@ -10,8 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["Cluster", "Pod", "serve"]
-
 ADDRESS = "127.0.0.1"  # of every pod
 
 

@@ -11,8 +11,6 @@ from typing import Self
 
 from helpers.programs import outliving
 
-__all__ = ["Snapshot"]
-
 PATIENCE = 10.0  # seconds for a thread, a child or a connection to end on a busy machine
 
 

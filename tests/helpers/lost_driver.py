@@ -11,8 +11,6 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-__all__ = ["fit", "fit_and_hang", "kill_driver"]
-
 EPOCHS, STEPS = 4, 5  # of each rank
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["processes_with", "running", "wait_for_ranks", "wait_until_gone"]
-
 
 def processes_with(mark: str) -> list[str]:
     """Return the command lines of all other processes that have `mark` in their environment."""

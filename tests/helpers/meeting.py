@@ -3,8 +3,6 @@
 import threading
 from typing import Any
 
-__all__ = ["Meeting"]
-
 
 class Meeting:
     """All-gather among threads, with a count of its exchanges."""

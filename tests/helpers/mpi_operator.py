@@ -5,8 +5,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["LAUNCHER", "VARIABLES", "Controller", "TrainingOperator"]
-
 LAUNCHER = "job-launcher"
 
 # Variables that the controller sets for the launcher. FILE stands for the host file, N for the slots per worker.

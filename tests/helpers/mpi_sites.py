@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from mpi_wheels import install
 
-__all__ = ["INSTALLED", "ON_DEMAND", "SITES", "SURROUNDINGS", "Launcher"]
-
 ON_DEMAND = "FARANDOLE_TEST_MPI" in os.environ
 # Open MPI runs as root, and with more processes than cores, only with these settings.
 SURROUNDINGS: Mapping[str, str] = {

@@ -16,8 +16,6 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-__all__ = ["Handler", "ObjectStore", "Request", "mark_of"]
-
 _PART = 1 << 18
 _DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-__all__ = ["Death", "Outcome", "RanksFailed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Death:

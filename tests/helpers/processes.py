@@ -24,8 +24,6 @@ from farandole.topology import JobEnvironment
 from helpers.outcomes import Death, Outcome
 from helpers.programs import WarmProcess
 
-__all__ = ["run_processes"]
-
 GRACE = 10.0  # seconds for the other ranks to end by themselves after the first failure
 TAIL = 4000  # last characters of a failed rank's output to show
 LARGEST_RESULT = 1 << 30

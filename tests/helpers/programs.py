@@ -20,8 +20,6 @@ from typing import Any, NoReturn
 
 from helpers.warm import Program, become, preload
 
-__all__ = ["FORKER", "PYTHON", "WarmFolder", "WarmProcess", "fork", "outliving", "run", "warm_spark"]
-
 TESTS = Path(__file__).parents[1]
 WARM = "FARANDOLE_TEST_WARM"  # variable: the folder of the warm processes
 END = "end"  # named pipe in that folder, the standard input of warm processes

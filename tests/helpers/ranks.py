@@ -17,8 +17,6 @@ from farandole.meeting.rendezvous import ThreadRendezvous
 from helpers.outcomes import Outcome, RanksFailed
 from helpers.processes import run_processes
 
-__all__ = ["run_ranks"]
-
 T = TypeVar("T")
 
 GRACE = 10.0  # seconds for the other ranks to end by themselves after the first failure, and again after they are ended

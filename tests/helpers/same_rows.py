@@ -10,8 +10,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-__all__ = ["FORMS", "fits_without_spark", "make", "result_of", "rows"]
-
 # All estimators get their rows in one way, so one of them tries each form.
 FORMS = {"torch": ("pandas", "arrow", "files"), "keras": ("pandas",), "lightning": ("pandas",)}
 SETTINGS: Mapping[str, Any] = {

@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["NODES", "problem_of_slurm", "slurm"]
-
 NODES = ("nodea", "nodeb")
 SECONDS = 60.0  # until the nodes must be idle
 _PATH = f"/usr/sbin:/sbin:{os.environ['PATH']}"

@@ -17,8 +17,6 @@ from farandole.spark.driver.relay import Relay
 from farandole.spark.rows.exchange.access import KeeperPlan, Kept, local_name
 from helpers.strangers import crowd
 
-__all__ = ["WatchedKeeper", "death_of_keeper", "keepers", "lines_arrive", "rows_are_kept"]
-
 LIMIT = timedelta(seconds=30)
 ROWS = bytes(range(256)) * 4096  # a megabyte
 

@@ -17,8 +17,6 @@ from farandole.spark.jobs.barrier import run_barrier_job
 from helpers.marked import wait_until_gone
 from helpers.spark_session import rest
 
-__all__ = ["dying_in_an_allreduce", "fit_with_faults", "interrupt_job", "restart_after_a_kill"]
-
 _HANGS = 120.0  # seconds
 
 

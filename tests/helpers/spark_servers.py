@@ -16,8 +16,6 @@ from spark_archive import java_options
 
 from helpers.programs import warm_spark
 
-__all__ = ["connect_server", "standalone_cluster"]
-
 LOCALHOST = "127.0.0.1"
 PR_SET_PDEATHSIG = 1
 STARTED = 90  # seconds for a server to start on a busy machine

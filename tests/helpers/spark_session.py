@@ -15,8 +15,6 @@ from pyspark.sql import SparkSession
 
 from helpers.programs import warm_spark
 
-__all__ = ["end_local_session", "last_job", "local_session", "session", "tasks_of"]
-
 LOCALHOST = "127.0.0.1"
 
 _local: ExitStack | None = None  # the session of `local_session` in this process

@@ -16,19 +16,6 @@ from namespaces import problem as problem_of_namespaces
 import farandole
 from helpers.hosts import SECOND_DEVICE
 
-__all__ = [
-    "PORT",
-    "Hosts",
-    "command_lines",
-    "key",
-    "net_of",
-    "problem",
-    "serve",
-    "serving_hosts",
-    "wait_for_server",
-    "write_client_config",
-]
-
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 PORT = 2222
 PACKAGES = Path(sysconfig.get_path("purelib"))

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["built", "load"]
-
 ROOT = Path(__file__).parent.parent.parent
 BUILD = ROOT / "build"
 OPTIONS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-pthread")

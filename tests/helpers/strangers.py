@@ -24,8 +24,6 @@ from pathlib import Path
 from farandole.meeting.addresses import split_address
 from farandole.meeting.handshake import MAGIC, NONCE_BYTES
 
-__all__ = ["Crowd", "crowd"]
-
 MOST_STRANGERS, MOST_SECONDS, MOST_CONNECTIONS = 2000, 60.0, 200_000
 TURN = 0.005  # seconds of a turn of the crowd
 FLOODED_AT_ONCE = 8  # connections of a turn that are closed at once

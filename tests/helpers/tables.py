@@ -16,8 +16,6 @@ from farandole.data.formats.file_systems import Files
 if TYPE_CHECKING:
     from pyiceberg.catalog.memory import InMemoryCatalog
 
-__all__ = ["as_counter", "iceberg_catalog", "note_stores", "rows_of", "some_rows", "start_deltalake", "start_pyiceberg"]
-
 
 def start_deltalake() -> None:
     """Start deltalake's threads before tests count descriptors, because they keep theirs until the process ends."""

@@ -7,8 +7,6 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-__all__ = ["ROWS", "Model", "as_arrays", "rows"]
-
 ROWS = 12  # divisible by all sizes
 
 Array: TypeAlias = npt.NDArray[Any]

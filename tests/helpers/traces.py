@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Op", "spell_trace", "write_trace"]
-
 
 class Op(NamedTuple):
     """An operation; times in microseconds."""

@@ -2,8 +2,6 @@
 
 import torch
 
-__all__ = ["ROWS", "build", "loss_of", "rows", "shard", "values"]
-
 ROWS = 12  # divisible by all sizes
 
 

@@ -29,8 +29,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-__all__ = ["FRAMEWORKS", "SELDOM", "become", "preload"]
-
 SPARK = ("pandas", "pyarrow.parquet", "pyspark.worker", "pyspark.sql", "pyspark.ml")
 TORCH = ("numpy", "sklearn.datasets", "torch", "torch._dynamo", "torch.utils.data", "lightning.pytorch", *SPARK)
 # Modules to import before programs run, by framework. "any" is for tasks of Spark sessions that tests of several

@@ -10,8 +10,6 @@ from farandole.core.plugins import address_of, core_table, plugin_path
 from farandole.core.process_sets.process_set import global_process_set
 from helpers.device_arrays import DeviceArray, current_stream
 
-__all__ = ["CallFailed", "call"]
-
 TYPES = {"float32": 11, "float64": 12, "int32": 4}
 EXECUTE, ARRAY, STRING = 3, 1, 4
 

@@ -13,8 +13,6 @@ from typing import Self
 
 from helpers.programs import run
 
-__all__ = ["PATIENCE", "REAPED", "Watch", "command", "farandole", "launched", "parent_of", "wait_for_files"]
-
 PATIENCE = 60.0  # seconds; this machine may be busy
 REAPED = 10.0  # seconds: what is killed takes a moment to end, on such a machine too
 
