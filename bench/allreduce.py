@@ -5,7 +5,7 @@
 memory: ranks of one host, all sizes, types and collectives; without --full only a few sizes for more than two ranks.
 tcp: each rank counts as a host of its own; they use loopback. shaped: two network namespaces joined by a veth pair that
 is limited to 1 and to 10 Gbit/s; needs root. Before each timed operation every rank rewrites its whole buffer and waits
-at a barrier. Prints one table and writes bench/results/*-allreduce.json."""
+at a barrier. small.py has more for small ones. Prints one table and writes bench/results/*-allreduce.json."""
 
 import os
 import re
@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import peers
+import small
 import torch
 import torch.distributed as dist
 from comparison import KIB, MIB, OURS, Line, compare, limit, size_text, table
@@ -217,6 +218,7 @@ def measure(bench: BenchRank) -> dict[str, Times]:
             adds = over == "memory" and size >= 64 * KIB
             turns(title_of(size, FLOAT32), field.allreduce(size, torch.float32, adds=adds), size)
         if over == "memory":
+            results |= small.measure(bench, context, field.allreduce, rounds, effort.most)
             for size in (each for each in effort.memory if MIB <= each <= 64 * MIB):
                 turns(f"{REGISTERED} {size_text(size)}", field.registered(size), size)
             for dtype in (torch.float16, torch.bfloat16):
@@ -260,8 +262,6 @@ def tcp(size: int, options: Mapping[str, object]) -> tuple[dict[str, Race], list
 
 
 Judge = Callable[[str, int, Race, bool], list[Line]]
-
-
 FAILED: list[str] = []
 
 
@@ -294,6 +294,8 @@ def under(
 
 
 def memory_lines(title: str, size: int, race: Race, strict: bool) -> list[Line]:
+    if strict and (title.startswith(small.BOUND) or small.BACK_TO_BACK in title):
+        return small.lines_of(title, race)
     if strict and title.startswith(REGISTERED):
         return compare(title, race, REGISTERED_MUST)
     if not strict or not title.startswith("allreduce"):

@@ -16,7 +16,7 @@ check() {
 stub() {
   local made
   made=$(mktemp -d)
-  python -m nanobind.stubgen -q -m farandole._native -o "$made/_native.pyi" &&
+  python -m nanobind.stubgen -q -m farandole._native -p tools/native_stubs.txt -o "$made/_native.pyi" &&
     ruff format --quiet --config pyproject.toml "$made/_native.pyi" &&
     diff -u src/farandole/_native.pyi "$made/_native.pyi"
   local found=$?

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <optional>
+#include <utility>
 
+#include "bind/bound.h"
 #include "bind/released.h"
 #include "bind/request.h"
 
@@ -116,7 +118,21 @@ Calls::Entry& Calls::entry_of(const RequestView& request, Entry& once) {
   return at->second.busy || !recurs ? once : at->second;
 }
 
+/// Returns whether the entry's only operation, which is free, now performs its old request on the tensor.
+bool Calls::prepare_again(Entry& entry, const RequestView& request, std::span<const Tensors> tensors) {
+  if (tensors.size() != 1 || entry.given.size() != 1 || !are_free(entry.given)) return false;
+  try {
+    if (!build(entry.given.front(), request, tensors.front().view(), 0, 1, engine_->size())) return true;
+  } catch (...) {
+    entry.given.clear();  // an invalid request
+    throw;
+  }
+  entry.recurring.arrange();
+  return true;
+}
+
 void Calls::prepare(Entry& entry, const RequestView& request, std::span<const Tensors> tensors) {
+  if (prepare_again(entry, request, tensors)) return;
   // Stored only once valid: an unchanged request is not validated again.
   std::vector<OperationPtr> given = std::move(entry.given);
   entry.given.clear();
@@ -140,11 +156,13 @@ void Calls::prepare(Entry& entry, const RequestView& request, std::span<const Te
   entry.given = std::move(given);
 }
 
-void Calls::start(std::span<const OperationPtr> operations, std::span<const Tensors> tensors, bool wake) {
+void Calls::start(std::span<const OperationPtr> operations, std::span<const Tensors> tensors, bool wake,
+                  const Captured* lasting) {
   try {
-    for (size_t i = 0; i < tensors.size(); ++i)
-      if (tensors[i].input.has_owner())
-        operations[i]->keep = keep_alive(tensors[i].input, tensors[i].output ? &*tensors[i].output : nullptr);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const Captured& input = lasting != nullptr ? *lasting : tensors[i].input;
+      if (input.has_owner()) operations[i]->keep = keep_alive(input, tensors[i].output ? &*tensors[i].output : nullptr);
+    }
     engine_->submit(operations, wake);
   } catch (...) {
     for (const OperationPtr& operation : operations) operation->keep.reset();
@@ -153,7 +171,8 @@ void Calls::start(std::span<const OperationPtr> operations, std::span<const Tens
   sweep_references();  // only after submit(), which refuses a forked child: such a child must not take locks
 }
 
-std::optional<Handle> Calls::perform(Entry& entry, const RequestView& request, std::span<const Tensors> tensors) {
+std::optional<Handle> Calls::perform(Entry& entry, const RequestView& request, std::span<const Tensors> tensors,
+                                     const Captured* lasting) {
   prepare(entry, request, tensors);
   std::optional<Handle> handle;
   if (traits_of(request.kind).is_sized_by_plan() || request.kind == Kind::Join) handle.emplace(engine_, entry.given);
@@ -164,7 +183,7 @@ std::optional<Handle> Calls::perform(Entry& entry, const RequestView& request, s
     done = engine_->run_in_lane(entry.recurring, [&] { released.emplace(*engine_); });
   }
   if (!done) {
-    start(entry.given, tensors, false);
+    start(entry.given, tensors, false, lasting);
     // Another thread may use the entry from here on.
     Handle(engine_, entry.given).wait();
     return handle;
@@ -206,7 +225,9 @@ void Calls::wait_for_submissions() {
 }
 
 void Calls::shutdown() {
+  closed_ = true;
   decltype(known_)().swap(known_);  // Python's requests may refer to what owns this object
+  for (Bound* bound : std::exchange(bound_, {})) bound->release();
   {
     const nb::gil_scoped_release released;
     engine_->shutdown();
@@ -220,16 +241,32 @@ void Calls::shutdown() {
   engine_->wait_for_callers();
 }
 
+const Calls::Known* Calls::known_of(nb::handle request, nb::handle name) const {
+  const auto at = known_.find(request.ptr());
+  return at != known_.end() && at->second.name.is(name) ? &at->second : nullptr;
+}
+
+Calls::Entry& Calls::learn(nb::handle given, nb::handle name, const RequestView& request, Entry& once) {
+  Entry& entry = entry_of(request, once);
+  if (&entry != &once && known_.size() < capacity_)
+    known_.try_emplace(given.ptr(), nb::borrow(given), nb::borrow(name), request, &entry);
+  return entry;
+}
+
+std::optional<Handle> Calls::perform_one(Entry& entry, const RequestView& request, const Tensors& tensors,
+                                         const Captured* lasting) {
+  if (tensors.input.device == nullptr) return perform(entry, request, {&tensors, 1}, lasting);
+  return finished(start_staged(request, {&request.name, 1}, {&tensors, 1}));
+}
+
 std::optional<Handle> Calls::run(nb::handle given, nb::handle name, nb::handle input, nb::handle output) {
   Entry once;
-  const auto at = known_.find(given.ptr());
-  if (at != known_.end() && at->second.name.is(name)) {
-    const RequestView request = at->second.view;  // a copy, because another thread may call shutdown()
-    Entry& entry = *at->second.entry;
+  if (const Known* known = known_of(given, name)) {
+    const RequestView request = known->view;  // a copy, because another thread may call shutdown()
+    Entry& entry = *known->entry;
     // Before the entry is looked at: reading a tensor may run Python code, and thereby other threads.
     const Tensors tensors = tensors_of(request.kind, request.name, input, output);
-    if (tensors.input.device != nullptr) return finished(start_staged(request, {&request.name, 1}, {&tensors, 1}));
-    return perform(entry.busy ? once : entry, request, {&tensors, 1});
+    return perform_one(entry.busy ? once : entry, request, tensors);
   }
   const ReadRequest read(given, text_of(name));
   const RequestView& request = read.view();
@@ -237,11 +274,7 @@ std::optional<Handle> Calls::run(nb::handle given, nb::handle name, nb::handle i
   if (request.kind == Kind::Join) wait_for_submissions();
   if (!request.grouped) {
     const Tensors tensors = tensors_of(request.kind, request.name, input, output);
-    if (tensors.input.device != nullptr) return finished(start_staged(request, {&request.name, 1}, {&tensors, 1}));
-    Entry& entry = entry_of(request, once);
-    if (&entry != &once && known_.size() < capacity_)
-      known_.try_emplace(given.ptr(), nb::borrow(given), nb::borrow(name), request, &entry);
-    return perform(entry, request, {&tensors, 1});
+    return perform_one(tensors.input.device != nullptr ? once : learn(given, name, request, once), request, tensors);
   }
   const std::vector<Tensors> tensors = members_of(request, input, output);
   if (tensors.empty()) return std::nullopt;
@@ -249,15 +282,27 @@ std::optional<Handle> Calls::run(nb::handle given, nb::handle name, nb::handle i
   return perform(entry_of(request, once), request, tensors);
 }
 
-Handle Calls::start(const RequestView& request, nb::handle input, nb::handle output, bool wake) {
+Handle Calls::start_one(Entry& entry, const RequestView& request, const Tensors& tensors, bool wake) {
+  if (tensors.input.device != nullptr) return start_staged(request, {&request.name, 1}, {&tensors, 1});
+  prepare(entry, request, {&tensors, 1});
+  start(entry.given, {&tensors, 1}, wake);
+  return {engine_, entry.given};
+}
+
+Handle Calls::start(nb::handle given, nb::handle name, nb::handle input, nb::handle output, bool wake) {
   Entry once;
+  if (const Known* known = known_of(given, name)) {
+    const RequestView request = known->view;  // as in run()
+    Entry& entry = *known->entry;
+    const Tensors tensors = tensors_of(request.kind, request.name, input, output);
+    return start_one(entry.busy ? once : entry, request, tensors, wake);
+  }
+  const ReadRequest read(given, text_of(name));
+  const RequestView& request = read.view();
   if (!request.grouped) {
     const Tensors tensors = tensors_of(request.kind, request.name, input, output);
-    if (tensors.input.device != nullptr) return start_staged(request, {&request.name, 1}, {&tensors, 1});
-    Entry& entry = entry_of(request, once);
-    prepare(entry, request, {&tensors, 1});
-    start(entry.given, {&tensors, 1}, wake);
-    return {engine_, entry.given};
+    return start_one(tensors.input.device != nullptr ? once : learn(given, name, request, once), request, tensors,
+                     wake);
   }
   const std::vector<Tensors> tensors = members_of(request, input, output);
   if (tensors.empty()) return {engine_, std::span<const OperationPtr>()};

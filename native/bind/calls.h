@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,8 @@
 #include "engine/shared_staging.h"
 
 namespace farandole {
+
+class Bound;
 
 /// The Python view of an engine. It keeps the operations of recurring allreduces and groups by name, so that a repeated
 /// call costs no more than a lookup. Used under the GIL.
@@ -35,9 +38,10 @@ class Calls {
   std::optional<Handle> run(nanobind::handle request, nanobind::handle name, nanobind::handle input,
                             nanobind::handle output);
 
-  /// Starts `request`. Without `wake`, no progress is made until a thread waits. If an error is thrown, no member of
-  /// the group was started.
-  Handle start(const RequestView& request, nanobind::handle input, nanobind::handle output, bool wake);
+  /// Starts `request`, as above. Without `wake`, no progress is made until a thread waits. If an error is thrown, no
+  /// member of the group was started.
+  Handle start(nanobind::handle request, nanobind::handle name, nanobind::handle input, nanobind::handle output,
+               bool wake);
 
   /// Starts to send `tensor` to rank `peer`, or to receive it from that rank; with peer -1 from any rank. A receive
   /// takes the first message with the same tag that no earlier one takes. `name` is for errors.
@@ -45,12 +49,19 @@ class Calls {
 
   /// Leaves the other ranks and fails what is pending; see Engine::shutdown(). Releases the GIL.
   void shutdown();
+  [[nodiscard]] bool is_closed() const { return closed_; }
+
+  /// Releases `bound` at shutdown, unless it is forgotten before.
+  void remember(Bound& bound) { bound_.insert(&bound); }
+  void forget(Bound& bound) { bound_.erase(&bound); }
 
   /// Starts many independent operations, each under its own name. If an error is thrown, none was started.
   Handle start_each(RequestView request, nanobind::handle names, nanobind::handle inputs, nanobind::handle outputs,
                     bool wake);
 
  private:
+  friend class Bound;
+
   /// The operations of one name.
   struct Entry {
     Recurring recurring;
@@ -87,8 +98,20 @@ class Calls {
   /// Returns the entry of that name, or `once` if it cannot be kept.
   [[nodiscard]] Entry& entry_of(const RequestView& request, Entry& once);
   void prepare(Entry& entry, const RequestView& request, std::span<const Tensors> tensors);
-  std::optional<Handle> perform(Entry& entry, const RequestView& request, std::span<const Tensors> tensors);
-  void start(std::span<const OperationPtr> operations, std::span<const Tensors> tensors, bool wake);
+  [[nodiscard]] bool prepare_again(Entry& entry, const RequestView& request, std::span<const Tensors> tensors);
+  /// Performs `request`. `lasting` is the memory of a tensor that is captured without its owner.
+  std::optional<Handle> perform(Entry& entry, const RequestView& request, std::span<const Tensors> tensors,
+                                const Captured* lasting = nullptr);
+  /// Does the same for one tensor, which may be on a device.
+  std::optional<Handle> perform_one(Entry& entry, const RequestView& request, const Tensors& tensors,
+                                    const Captured* lasting = nullptr);
+  Handle start_one(Entry& entry, const RequestView& request, const Tensors& tensors, bool wake);
+  /// Returns the entry of a request that was read before; null if it must be read.
+  [[nodiscard]] const Known* known_of(nanobind::handle request, nanobind::handle name) const;
+  /// Returns the entry of that request from now on, or `once`.
+  [[nodiscard]] Entry& learn(nanobind::handle given, nanobind::handle name, const RequestView& request, Entry& once);
+  void start(std::span<const OperationPtr> operations, std::span<const Tensors> tensors, bool wake,
+             const Captured* lasting = nullptr);
   /// Starts operations of which some are on a device. `names` holds a name per tensor, unless they form a group.
   Handle start_staged(const RequestView& request, std::span<const std::string_view> names,
                       std::span<const Tensors> tensors);
@@ -99,6 +122,8 @@ class Calls {
   Kept singles_, groups_;                       // entries are never moved or removed
   std::unordered_map<PyObject*, Known> known_;  // by Python's object of the request
   std::shared_ptr<SharedStaging> staging_;
+  std::unordered_set<Bound*> bound_;
+  bool closed_ = false;
 };
 
 }  // namespace farandole

@@ -239,14 +239,17 @@ Captured capture_view(const Py_buffer& view, std::string_view name) {
   return captured;
 }
 
+/// Returns the memory of an object with the buffer protocol, held by a memoryview.
+Captured capture_by_memoryview(nb::handle tensor, std::string_view name) {
+  nb::object held = view_of(tensor.ptr());
+  Captured captured = capture_view(buffer_of(held.ptr()), name);
+  captured.owner = std::move(held);
+  return captured;
+}
+
 Captured capture_buffer(nb::handle tensor, std::string_view name) {
   LentBuffer lent(tensor);
-  if (lent.holds_shape()) {
-    nb::object held = view_of(tensor.ptr());
-    Captured captured = capture_view(buffer_of(held.ptr()), name);
-    captured.owner = std::move(held);
-    return captured;
-  }
+  if (lent.holds_shape()) return capture_by_memoryview(tensor, name);
   Captured captured = capture_view(lent.view(), name);
   captured.buffer = std::move(lent);
   return captured;
@@ -323,6 +326,12 @@ Captured capture(nb::handle tensor, std::string_view name) {
   throw Error::invalid(
       std::string(name),
       "a " + spell_type(tensor) + " is no tensor; pass one with DLPack or the buffer protocol (torch, numpy, ...)");
+}
+
+std::optional<Captured> capture_lasting(nb::handle tensor, std::string_view name) {
+  const Access& access = access_of(Py_TYPE(tensor.ptr()));
+  if (access.api != nullptr || !access.buffer) return std::nullopt;
+  return capture_by_memoryview(tensor, name);
 }
 
 CudaDevice::Stream current_stream(const dlpack::ExchangeApi& api, const CudaDevice& device) {

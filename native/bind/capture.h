@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -57,6 +58,10 @@ struct Captured {
 /// protocol (numpy), else by `__dlpack__`. Throws Error (Invalid) with `name` unless it is a dense, C-contiguous tensor
 /// of a known type in CPU memory or on a CUDA device, and Error (Fabric) if the device cannot be used.
 [[nodiscard]] Captured capture(nanobind::handle tensor, std::string_view name);
+
+/// Does as capture() for a tensor whose type is read by the buffer protocol. The memory neither moves nor changes its
+/// shape while the result lives. Returns nothing for other types.
+[[nodiscard]] std::optional<Captured> capture_lasting(nanobind::handle tensor, std::string_view name);
 
 /// Returns the stream in which the calling thread works on `device`, according to `api`.
 [[nodiscard]] CudaDevice::Stream current_stream(const dlpack::ExchangeApi& api, const CudaDevice& device);

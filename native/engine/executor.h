@@ -94,13 +94,12 @@ class Executor {
   std::shared_ptr<PinnedPool> pinned_;  // for tensors on devices
   DeviceGroup devices_;
   uint32_t executed_ = 0;  // operations so far; equal on all ranks between two operations
-  std::atomic<uint64_t> agreed_in_lane_{0};
+  std::atomic<uint64_t> agreed_in_lane_{0}, operations_{0}, buckets_{0}, bytes_{0};  // as in EngineStats
+  bool paced_ = false;                                                               // steps are marked
 
   std::mutex mu_;  // guards the members below
-  EngineStats stats_;
-  Tuned tuned_;  // without marks
+  Tuned tuned_;    // without marks
   Pace pace_;
-  bool paced_ = false;  // steps are marked
 };
 
 }  // namespace farandole

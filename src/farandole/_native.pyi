@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import farandole.core.operations.request
@@ -109,6 +109,17 @@ class Engine:
     def stats(self) -> dict[str, int]: ...
     def start_trace(self, marks_plans: bool) -> None: ...
     def stop_trace(self) -> None: ...
+
+class Bound:
+    def __call__(self) -> Any: ...
+    def __init__(
+        self,
+        find: Callable[[], Engine],
+        changed: Callable[[list[Any]], object] | None,
+        request: farandole.core.operations.request.Request,
+        name: str,
+        tensor: Any,
+    ) -> None: ...
 
 class TraceText:
     def __init__(self, rank: int) -> None: ...

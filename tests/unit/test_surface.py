@@ -13,7 +13,7 @@ from farandole.core import public
 
 BASICS = """
 Adasum Average Compression Handle Max Min ProcessSet Product Sum add_process_set allgather allgather_async
-allgather_object allreduce allreduce_ allreduce_async allreduce_async_ alltoall alltoall_async barrier broadcast
+allgather_object allreduce allreduce_ allreduce_async allreduce_async_ alltoall alltoall_async barrier bind broadcast
 broadcast_ broadcast_async broadcast_async_ broadcast_object ccl_built cross_rank cross_size cuda_built ddl_built
 empty_shared global_process_set gloo_built gloo_enabled grouped_allgather grouped_allgather_async grouped_allreduce
 grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async
@@ -31,7 +31,7 @@ PartialDistributedGradientTape SyncBatchNormalization broadcast_global_variables
 elastic local_rank_op local_size_op process_set_included_op rank_op size_op
 """
 # TensorFlow waits by itself, and shares no memory of ours.
-NOT_IN_TENSORFLOW = {"Handle", "empty_shared", "poll", "synchronize"}
+NOT_IN_TENSORFLOW = {"Handle", "bind", "empty_shared", "poll", "synchronize"}
 
 OPERATIONS = [
     entry

@@ -18,6 +18,7 @@ __all__ = [
     "allreduce_async_",
     "alltoall",
     "alltoall_async",
+    "bind",
     "broadcast",
     "broadcast_",
     "broadcast_async",
@@ -55,6 +56,7 @@ allgather = _operations.allgather
 allgather_async = _operations.allgather_async
 grouped_allgather = _operations.grouped_allgather
 grouped_allgather_async = _operations.grouped_allgather_async
+bind = _operations.bind
 broadcast = _operations.broadcast
 broadcast_ = _operations.broadcast_
 broadcast_async = _operations.broadcast_async

@@ -4,7 +4,7 @@ import torch
 
 from farandole.core.operations.compression import BrainCompression, CastCompressor, Int8Compressor, NoneCompressor
 from farandole.core.operations.ops import Operations
-from farandole.torch.adapter import TorchAdapter
+from farandole.torch.adapter import TorchAdapter, increment_versions
 from farandole.torch.autograd import Differentiable
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "allreduce_async_",
     "alltoall",
     "alltoall_async",
+    "bind",
     "broadcast",
     "broadcast_",
     "broadcast_async",
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 _adapter = TorchAdapter()
-_operations: Operations[torch.Tensor] = Operations(Differentiable(_adapter))
+_operations: Operations[torch.Tensor] = Operations(Differentiable(_adapter), increment_versions)
 
 requests = _operations.requests
 
@@ -57,6 +58,7 @@ allgather = _operations.allgather
 allgather_async = _operations.allgather_async
 grouped_allgather = _operations.grouped_allgather
 grouped_allgather_async = _operations.grouped_allgather_async
+bind = _operations.bind
 broadcast = _operations.broadcast
 broadcast_ = _operations.broadcast_
 broadcast_async = _operations.broadcast_async

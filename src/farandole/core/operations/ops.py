@@ -1,6 +1,6 @@
 """Operations as users call them, written once for all frameworks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from farandole.core import default
@@ -23,8 +23,9 @@ class Operations(Generic[T]):
     `CollectiveTimeout` and `PeerLost` are raised by the call that waits.
     """
 
-    def __init__(self, requests: Requests[T]) -> None:
-        self.requests = requests
+    def __init__(self, requests: Requests[T], changed: Callable[[list[T]], object] | None = None) -> None:
+        """Make operations of `requests`; `changed` tells the framework that tensors are overwritten."""
+        self.requests, self._changed = requests, changed
         self._own_type, self._overwrite = requests.adapter.own_type, requests.adapter.overwrite
 
     def allreduce(
@@ -81,6 +82,30 @@ class Operations(Generic[T]):
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
         reduced: T = self.requests.run(request, tensor, write=True)
         return reduced
+
+    def bind(
+        self,
+        tensor: T,
+        name: str | None = None,
+        op: int | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+    ) -> Callable[[], T]:
+        """Return a function without arguments that does `allreduce_` of `tensor`, in less time.
+
+        The tensor may have any shape, but must be contiguous and writable. All ranks bind tensors of the same shape and
+        dtype under one name, and call their functions equally often. Tensors without a name are matched by the order
+        in which they are bound; an elastic job needs names. Never blocks. Raises `InvalidRequest` for a tensor that
+        cannot be reduced in place.
+
+        The function reduces the values that the tensor has at the call, and returns the tensor. It blocks until every
+        rank has called, and raises what `allreduce_` raises. It keeps the tensor alive, and a NumPy array's memory,
+        shape and dtype as they were. After `shutdown` it raises `NotInitializedError`; once the job has been
+        initialized again, or its ranks have changed, it reduces over the ranks of that time.
+        """
+        request = allreduce_request(op, None, name, prescale_factor, postscale_factor, process_set)
+        return self.requests.bind(request, tensor, self._changed)
 
     def allreduce_async(
         self,

@@ -196,6 +196,25 @@ class Requests(Generic[T]):
         restore = self._restore_each if grouped else adapter.restore
         return Handle(handle, finish=lambda: restore(handle.wait(), tensors, write))
 
+    def bind(self, request: Request, tensor: T, changed: Callable[[list[T]], object] | None) -> Callable[[], T]:
+        """Return a function that performs the allreduce `request` of `tensor` in place, in whichever job is running.
+
+        It calls `changed`, if given, with a list of the tensor before each reduction."""
+        membership, process_set = membership_of(request.process_set, request.stem, request.name), request.process_set
+        if request.name is None:
+            if default.is_elastic():
+                raise InvalidRequest(
+                    "bind", "ranks that join an elastic job have not bound what others have; pass name="
+                )
+            name = f"bound.{next(membership.counters.of['bind'])}"
+            request = request.renamed(name)._replace(wire=f"{request.stem}.{name}")
+        wire = request.wire or membership.wire_name(request.stem, request.name)
+        self.adapter.check(tensor, wire)
+        refusal = self.adapter.refusal(tensor)
+        if refusal is not None:
+            raise InvalidRequest(wire, refusal)
+        return _native.Bound(lambda: membership_of(process_set, wire).engine, changed, request, wire, tensor)
+
     def start_each(
         self, request: Request, names: Sequence[str], tensors: Sequence[T], wake: bool
     ) -> Handle[Sequence[T]]:
