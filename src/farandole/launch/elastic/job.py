@@ -288,10 +288,10 @@ class ElasticJob:
                 continue
             self._roster.adopt(number, *place, back.rank, back.generation, now)
             if self._absent.pop(number, None) is not None:
+                log.info("member %d (process %d) has called", number, back.pid)
                 leave = functools.partial(self._members.send, number, Leave("the job has ended"))
                 pid = back.pid if is_local(place[0]) else None
-                kept = f"{self._survivor_logs}/{number}"
-                rank = Adopted(number, pid, kept, on_line, self._end_of, leave)
+                rank = Adopted(number, pid, f"{self._survivor_logs}/{number}", on_line, self._end_of, leave)
                 self._started[number] = _Seat(rank, Host(place[0], place[1] + 1), opened)
         for number in [number for number, at in self._absent.items() if at <= now]:
             del self._absent[number]

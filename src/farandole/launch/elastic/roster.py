@@ -152,7 +152,7 @@ class Roster:
         if member is None:
             return
         if failure is None:
-            self._finished = self._finished or not member.leaving
+            self._finished = self._finished or not member.ended
         elif not member.leaving:
             self._failures[number] = failure
             if not failure.consequence:
@@ -254,14 +254,19 @@ class Roster:
                 yield End(member.number, "the training has ended", at_once=False)
 
     def _retire(self, now: float) -> Iterator[Action]:
-        """End members without a slot once they wait, and members that others have waited for in vain."""
+        """End members without a slot and state, and members that others have waited for in vain."""
         first, patience = self._first_wait(), self._patience
         for member in list(self._members.values()):
-            if member.leaving and member.phase != "placed" and not member.ended:
-                member.ended = True
-                yield End(member.number, f"its slot on {member.host} is gone", at_once=False)
+            if member.leaving and member.phase != "placed" and member.commits < 0:
+                yield from self._send_away(member)
             elif first is not None and now >= first + patience and self._holds_up(member):
                 yield from self.give_up(member.number, f"did not come for its place within {patience:.3g} s", now)
+
+    @staticmethod
+    def _send_away(member: _Member) -> Iterator[End]:
+        if not member.ended:
+            member.ended = True
+            yield End(member.number, f"its slot on {member.host} is gone", at_once=False)
 
     @property
     def _patience(self) -> float:
@@ -294,9 +299,13 @@ class Roster:
 
     def _may_form(self) -> list[_Member] | None:
         """Return the members of the next generation, in the order of their ranks; None while others are awaited."""
-        if any(member.phase == "placed" and not member.leaving for member in self._members.values()):
+        waiting = [each for each in self._in_order() if each.phase == "waiting"]
+        holders = [each for each in waiting if each.commits >= 0]
+        if any(each.phase == "placed" and not (each.leaving and holders) for each in self._members.values()):
             return None
-        ready = [each for each in self._in_order() if each.phase == "waiting" and not each.leaving]
+        # Members without a slot go on if the state would be lost with them.
+        is_safe = any(not each.leaving for each in holders)
+        ready = [each for each in waiting if not each.leaving or (each.commits >= 0 and not is_safe)]
         return ready[: self.limits.most] if len(ready) >= self.limits.least else None
 
     def _form(self, now: float) -> Iterator[Action]:
@@ -312,8 +321,11 @@ class Roster:
             member.phase, member.rank, member.since, member.told = "placed", rank, now, False
         yield Form(self.generation, self._formed, tuple(member.slot for member in ready))
         for member in list(self._members.values()):
-            if member.phase == "placed" and member.leaving:
-                yield from self.give_up(member.number, f"its slot on {member.host} is gone", now)
+            if member.leaving and member.number not in self._formed:
+                if member.phase == "placed":
+                    yield from self.give_up(member.number, f"its slot on {member.host} is gone", now)
+                else:
+                    yield from self._send_away(member)
 
     def _gathers(self, ready: int, now: float) -> bool:
         """Return whether the first generation still waits for more ranks."""
@@ -330,7 +342,8 @@ class Roster:
         due = bool(newcomers) and (not starting or now >= min(each.since for each in newcomers) + GATHER)
         # A member that has come back after a loss waits for the others: no news for them.
         added = due and all(member.rank is None for member in newcomers)
-        removed = any(member.leaving for member in placed)
+        leaving = [member for member in placed if member.leaving]
+        removed = 0 < len(leaving) < len(placed)  # the last ones with the state wait for newcomers
         untold = tuple(member.number for member in placed if not member.told)
         if untold and (added or removed):
             for member in placed:

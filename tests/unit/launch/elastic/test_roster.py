@@ -77,6 +77,8 @@ class World:
             self.told |= set(action.members)
         elif isinstance(action, End):
             assert action.number in self.alive
+            others = [commits for each, commits in {**self.placed, **self.waiting}.items() if each != action.number]
+            assert self.waiting.get(action.number, -1) < 0 or max(others) >= 0, "the state is lost with its last member"
             self.end(action.number)
         else:
             self.outcome = action
@@ -88,6 +90,7 @@ class World:
         assert set(self.placed) <= self.leaving, "a rank of the last generation still trains"
         newest = max(self.waiting[number] for number in form.members)
         assert self.waiting[form.members[0]] == newest, "rank 0 must have the newest state"
+        assert newest >= 0 or max([*self.waiting.values(), *self.placed.values()]) < 0, "a state is left out"
         hosts = [self.alive[number].host.name for number in form.members]
         assert hosts == sorted(hosts, key=hosts.index), "the ranks of a host stand together"
         assert form.slots == tuple(self.alive[number].slot for number in form.members)
@@ -180,6 +183,35 @@ def test_a_newcomer_alone_does_not_begin_anew() -> None:
     world.kill(0)  # before rank 1 has taken over its state
     world.come(1)
     assert world.outcome is not None and "no rank is left that has the state" in world.outcome.problem
+
+
+def test_the_last_member_with_the_state_outlives_its_slot() -> None:
+    world = World(replace(LIMITS, least=1, wanted=2, most=2), a=1, b=1)
+    world.come(0)
+    world.come(1)
+    world.find(a=1)
+    world.come(1, 5)
+    assert 1 in world.alive  # the other one may be lost before it comes
+    world.kill(0)
+    assert world.formed[-1].members == (1,) and not world.told
+    world.step(10.0)
+    world.come(2)
+    assert world.told == {1}
+    world.come(1, 6)
+    assert world.formed[-1].members == (1, 2) and world.told == {1, 2}
+    world.come(2, 7)
+    world.come(1, 7)
+    assert world.formed[-1].members == (2,) and set(world.alive) == {2}
+
+
+def test_a_member_without_a_slot_may_finish_the_training() -> None:
+    world = World(replace(LIMITS, least=1, wanted=2, most=2), a=1, b=1)
+    world.come(0)
+    world.come(1)
+    world.find(a=1)
+    world.end(1)
+    world.end(0)
+    assert world.outcome is not None and world.outcome.failure is None and not world.outcome.problem
 
 
 def test_ranks_that_lose_one_before_any_state_was_made_begin_anew() -> None:
