@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -154,10 +153,6 @@ class Survivors:
         found = re.finditer(r"^step (\d+) \d+ (\d+) (\d+)$", self.output(), re.MULTILINE)
         return [(int(each[1]), int(each[2]), int(each[3])) for each in found]
 
-    def steps(self) -> Counter[int]:
-        """How many steps each process has finished."""
-        return Counter(pid for _, _, pid in self.lines())
-
     def output(self) -> str:
         return "".join(each.read_text() for each in self._folder.glob("*/*"))
 
@@ -176,14 +171,6 @@ class Survivors:
         while any(map(is_alive, pids)):
             assert time.monotonic() < deadline, self.output()[-2000:]
             time.sleep(0.02)
-
-    def finish(self, pids: set[int]) -> None:
-        """End the training, and check the result and that the processes are those of `pids`."""
-        (self._job.folder / "end").touch()
-        self.wait_ended(pids)
-        ends = self.ends()
-        assert {pid for _, _, pid in ends} == pids, self.output()[-2000:]
-        assert {weight for _, weight, _ in ends} == {expected_weight(ends[0][0])}
 
     def ends(self) -> list[tuple[int, int, int]]:
         """The steps, the result and the process of each member that has ended well."""
