@@ -73,13 +73,16 @@ class FarandoleGroup(NamedGroup):
         """Join a group of the job's ranks `members`, given by their numbers in the job. Blocks until all of them have
         joined."""
         super().__init__(rendezvous.rank, rendezvous.size, name, label)
+        self._join(rendezvous, config, members, label)
+
+    def _join(self, rendezvous: Rendezvous, config: Config, members: Sequence[int] = (), label: str = "") -> None:
         self._rank, self._size = rendezvous.rank, rendezvous.size
         self._barriers = 0  # monitored ones so far
-        context = Context(rendezvous, config, members=members, process_set=label, transfers=True)
+        self._context = context = Context(rendezvous, config, members=members, process_set=label, transfers=True)
         follower = Follower("farandole-futures")
         self._submitter = Submitter(context.engine, follower, self.title)
         # At the interpreter's exit at the latest: many programs never destroy their process group.
-        self._end = weakref.finalize(self, _end, context, follower, os.getpid())
+        self._end: Callable[[], object] = weakref.finalize(self, _end, context, follower, os.getpid())
 
     def shutdown(self) -> None:
         """Leave the group; operations in flight fail, here and on the other ranks. Idempotent."""
