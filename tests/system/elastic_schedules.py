@@ -197,9 +197,8 @@ class Followed:
 
     def do_ranks(self) -> None:
         for pid in self.victims():
-            # Without a launcher a stopped rank is given up after --elastic-timeout only.
-            number = self.dice.choice(FATAL if self.has_launcher else FATAL[:3])
-            self.harm(pid, number)
+            # Without a launcher a stopped rank that is alone on its host counts as cut off.
+            self.harm(pid, self.dice.choice(FATAL if self.has_launcher or self.hosts is None else FATAL[:3]))
 
     def do_guard(self) -> None:
         for pid in self.victims():

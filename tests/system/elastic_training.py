@@ -3,7 +3,6 @@
 The program adds up whole numbers, so that its result does not depend on the sizes of the job: it is right only if each
 step counted once."""
 
-import os
 import re
 import subprocess
 import sys
@@ -179,11 +178,12 @@ class Survivors:
 
 
 def is_alive(pid: int) -> bool:
+    """Return whether the process runs or is stopped; one that has ended may wait for init to take note."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return True
+    return state not in ("Z", "X")
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from system.elastic_training import LINE, Survivors, Training, is_alive, training
+from system.elastic_training import LINE, TRAINING, Survivors, Training, is_alive, training
 from system.launched import PATIENCE
 
 pytestmark = pytest.mark.native
@@ -41,6 +42,30 @@ def test_members_end_when_too_few_are_left(tmp_path: Path) -> None:
         os.kill(alive.pop(2), signal.SIGKILL)
         members.wait_ended(alive.values())
     assert "the launcher is lost, 2 ranks are left; 3 are needed (--min-np)" in members.output()
+
+
+@pytest.mark.parametrize("lock", [False, True], ids=["stopped", "holds Python's lock"])
+@pytest.mark.usefixtures("home")
+def test_a_stuck_member_is_put_aside(tmp_path: Path, lock: bool) -> None:
+    """No launcher asks after it any more; here it is the one that would lead the others."""
+    hold = "if os.path.exists(f'hold {os.getpid()}'): __import__('ctypes').PyDLL(None).sleep(1000)"
+    program = TRAINING.replace("        time.sleep(0.01)", f"        {hold}\n        time.sleep(0.01)")
+    with training(tmp_path, *SIZES, "--min-np", "2", program=program) as job:
+        alive = kill_launcher(job)
+        members = Survivors(job)
+        step, stuck = members.wait(4, 0), alive.pop(0)
+        began = time.monotonic()
+        if lock:
+            (tmp_path / f"hold {stuck}").touch()
+        else:
+            os.kill(stuck, signal.SIGSTOP)
+        members.wait(3, step)
+        print(f"{time.monotonic() - began:.2f} s")
+        assert not is_alive(stuck)
+        (tmp_path / "end").touch()
+        members.wait_ended(alive.values())
+        assert {pid for _, _, pid in members.ends()} == set(alive.values())
+    assert "member 0 is lost: it gave no sign of life for 1.5 s while others waited" in members.output()
 
 
 @pytest.mark.usefixtures("home")

@@ -33,12 +33,13 @@ from farandole.meeting.launched.elastic_messages import (
     Ready,
 )
 from farandole.meeting.launched.election import Election, LauncherIsBack, has_ended
+from farandole.meeting.launched.stuck import StuckMembers
 from farandole.meeting.rendezvous import TcpRendezvous
 from farandole.topology import Topology
 
 SILENCE = 60.0  # seconds without a message from the launcher, which sends one each second, after which it is lost
 LOST = 2.0  # seconds for the port of a launcher that was killed to be closed
-AGAIN = 1.0  # seconds between two calls for a launcher that takes over
+AGAIN = 0.25  # seconds between two calls for a launcher that takes over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ class _Channel:
     """This member's connection to the launcher. A thread reads it, and answers the launcher's questions at once."""
 
     def __init__(self, member: MemberEnvironment, config: Config) -> None:
-        me = f"member {member.number}".encode()
+        self._member, me = member, f"member {member.number}".encode()
         self._patience = config.elastic_timeout
         self._dial = functools.partial(dial, member.launcher, member.secret, me=me)
         try:
@@ -159,7 +160,7 @@ class _Channel:
                     self._report()  # a launcher that has just come back thinks that this member still waits
                     return place
             with self._changed:
-                if self._changed.wait_for(lambda: not self._lost, 2 * AGAIN + LOST):
+                if self._changed.wait_for(lambda: not self._lost, 8 * AGAIN + LOST):
                     return None
         raise RendezvousError(f"the launcher of this elastic job is lost ({why})", where=self._where)
 
@@ -185,8 +186,15 @@ class _Channel:
             self._read()
 
     def _call_again(self) -> bool:
-        """Wait for a launcher that takes over at the address of the lost one; False when this member leaves."""
+        """Wait for a launcher that takes over at the address of the lost one; False when this member leaves.
+
+        Meanwhile ask whether the other members are alive, as a launcher does."""
+        election, stuck = self._election, StuckMembers(self._member.number, self._member.secret)
+        if election is not None and not self._closing.is_set():
+            election.answer()
         while not self._closing.wait(AGAIN):
+            if election is not None:
+                stuck.end(election.others, self.stats().get("operations", 0))
             with contextlib.suppress(OSError, RendezvousError):  # nobody listens there yet, or somebody else
                 sock, _ = self._dial(deadline=Deadline(timedelta(seconds=LOST)))
                 sock.settimeout(SILENCE)

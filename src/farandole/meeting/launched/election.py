@@ -65,7 +65,7 @@ class _Came:
 
 
 class Election:
-    """One member's part in the elections of its job. It listens from the beginning, and accepts once it leads."""
+    """One member's part in the elections of its job. It listens from the beginning, and answers without a launcher."""
 
     def __init__(self, number: int, secret: bytes) -> None:
         self._me, self._secret = number, secret
@@ -93,6 +93,19 @@ class Election:
         """The generation and the rank in it of this member's latest place."""
         assert self._place is not None
         return self._place.generation, self._place.rank
+
+    @property
+    def others(self) -> dict[int, str]:
+        """The addresses of the other members of this one's latest generation."""
+        members = () if self._place is None else self._place.members
+        return {number: self._reach[number] for number in members if number != self._me}
+
+    def answer(self) -> None:
+        """Answer calls of other members from now on; idempotent."""
+        with self._changed:
+            if self._accepting is None:
+                acceptor = Acceptor(self._listeners, self._secret, me=b"leader", service=f"member {self._me}")
+                self._accepting = AcceptingThread(acceptor, self._admit, name="farandole-election")
 
     def take(self, place: Place) -> None:
         """Take note of this member's place, by which it finds the others."""
@@ -171,9 +184,7 @@ class Election:
     def _lead(
         self, place: Place, mine: Standing, unknown: int, patience: timedelta, is_back: Callable[[], bool]
     ) -> Place:
-        if self._accepting is None:
-            acceptor = Acceptor(self._listeners, self._secret, me=b"leader", service=f"member {self._me}")
-            self._accepting = AcceptingThread(acceptor, self._admit, name="farandole-election")
+        self.answer()
         unknown += self._gather({number for number in place.members if number > self._me}, patience, is_back)
         with self._changed:
             came, self._came = self._came, {}

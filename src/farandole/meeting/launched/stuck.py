@@ -1,0 +1,72 @@
+"""Members of an elastic job that are stuck while others wait for them, once no launcher asks after them.
+
+A process that is stopped, or whose Python lock is held for ever, answers no handshake, although its kernel accepts
+connections. Who waits for it ends it, so that its end is known to all."""
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+
+from farandole.errors import FarandoleError
+from farandole.meeting.dialer import dial
+from farandole.meeting.frames import Deadline
+
+__all__ = ["StuckMembers"]
+
+log = logging.getLogger(__name__)
+
+LOOKS, ANSWER = 3, 0.5  # calls without an answer before a member is stuck, and the seconds that each waits for one
+
+
+class StuckMembers:
+    """What member `me` knows of the others; `secret` is that of their job."""
+
+    def __init__(self, me: int, secret: bytes) -> None:
+        self._me, self._secret = me, secret
+        self._operations = -1
+
+    def end(self, others: Mapping[int, str], operations: int) -> None:
+        """End the stuck ones of `others`, given by their addresses, if they run on this machine.
+
+        Does nothing unless this member has finished no operation since the last call: `operations` counts them. Blocks
+        up to 1.5 s for each stuck one."""
+        waits, self._operations = operations == self._operations, operations
+        for number, address in others.items() if waits else ():
+            if not self._is_stuck(address) or not (found := _processes_of(number, self._secret)):
+                continue
+            text = "member %d is lost: it gave no sign of life for %g s while others waited: it is stopped"
+            log.warning(text, number, LOOKS * ANSWER)
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _is_stuck(self, address: str) -> bool:
+        for _ in range(LOOKS):
+            began = time.monotonic()
+            try:
+                me = f"member {self._me}".encode()
+                sock, _ = dial(address, self._secret, me=me, deadline=Deadline(timedelta(seconds=ANSWER)))
+            except TimeoutError:
+                if time.monotonic() - began > 2 * ANSWER:
+                    return False  # this process was stopped itself, or the machine is too busy to tell
+            except (OSError, FarandoleError):
+                return False  # it has ended
+            else:
+                sock.close()
+                return False
+        return True
+
+
+def _processes_of(number: int, secret: bytes) -> list[int]:
+    """Return the processes of this user on this machine that are a member's, its guard among them, by variables."""
+    entries, found = {f"FARANDOLE_MEMBER={number}", f"FARANDOLE_MEMBER_SECRET={secret.hex()}"}, []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        # A process may end meanwhile, or belong to another user.
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environment:
+            if entries <= set(environment.read().decode(errors="replace").split("\0")):
+                found.append(int(pid))
+    return found
