@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from farandole.compat.horovodrun import make_parser
 from farandole.compat.mpirun import read_options
+from farandole.errors import ConfigError
 from farandole.launch.elastic.hosts import HostScript
 from farandole.launch.elastic.options import Elastic
 from farandole.launch.options import Given
@@ -24,6 +26,7 @@ import os
 env = os.environ
 print(env["HOROVOD_RANK"], env["HOROVOD_SIZE"], env.get("NCCL_DEBUG"), "compat/importable" in env["PYTHONPATH"])
 """
+TRAINED = "import farandole.numpy as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
 event_loop = pytest.fixture(scope="module", autouse=True)(loop)
 
 
@@ -88,6 +91,39 @@ def test_horovod_job_runs_in_the_workers_pods(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{rank} 4 None True" for rank in range(4)]
     assert sorted(operator.log.read_text().split()) == ["job-worker-0", "job-worker-1"]
+
+
+def elastic_job(**fields: Any) -> object:
+    from flytekitplugins.kfmpi import Launcher, Worker
+
+    from farandole.integrations.flyte import ElasticHorovodJob
+
+    return ElasticHorovodJob(launcher=Launcher(replicas=1), worker=Worker(replicas=2), slots=2, **fields)
+
+
+def test_an_elastic_horovod_job_has_limits_of_its_own() -> None:
+    given = make_parser().parse_args([*command_of(elastic_job())[1:], "pyflyte-execute"], namespace=Given())
+    assert (given.num_proc, given.min_num_proc, given.max_num_proc) == (4, 2, 4)
+    assert "interface" not in given.settings
+    words = command_of(elastic_job(min_workers=2, max_workers=3, network_interface="net1"))
+    given = make_parser().parse_args([*words[1:], "pyflyte-execute"], namespace=Given())
+    assert (given.num_proc, given.min_num_proc, given.max_num_proc) == (4, 4, 6)
+    assert given.settings["interface"] == "net1"
+    for wrong in ({"min_workers": 3}, {"min_workers": 0}, {"max_workers": 1}):
+        with pytest.raises(ConfigError, match="is 2, and must lie between"):
+            elastic_job(**wrong)
+
+
+@pytest.mark.native
+def test_an_elastic_horovod_job_begins_without_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = TrainingOperator(tmp_path / "etc-mpi", slots=2)
+    operator.write(1)
+    monkeypatch.setenv("FARANDOLE_START_TIMEOUT", "2")
+    monkeypatch.setattr(f"{__name__}.RANK", TRAINED)
+    words = command_of(elastic_job(discovery_script_path=str(operator.folder / "discover_hosts.sh")))
+    done = in_pod(operator, "farandole.compat.horovodrun", words[1:])
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{rank} 2" for rank in range(2)]
 
 
 def test_a_discovery_script_of_ones_own(tmp_path: Path) -> None:

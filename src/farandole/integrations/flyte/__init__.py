@@ -8,12 +8,14 @@ from farandole.extras import importing
 with importing(__name__):
     from flytekitplugins.kfmpi import CleanPodPolicy, RestartPolicy, RunPolicy
 
+    from farandole.integrations.flyte.horovod_job import ElasticHorovodJob
     from farandole.integrations.flyte.models import ModelTransformer
     from farandole.integrations.flyte.rows import SourceDecoder
     from farandole.integrations.flyte.task import Farandole, FarandoleTask
 
 __all__ = [
     "CleanPodPolicy",
+    "ElasticHorovodJob",
     "Farandole",
     "FarandoleTask",
     "ModelTransformer",
