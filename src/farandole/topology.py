@@ -27,6 +27,7 @@ __all__ = [
     "interface_addresses",
     "interface_names",
     "interface_of",
+    "is_member_without_torch",
     "loopback_address",
     "own_addresses",
 ]
@@ -345,6 +346,11 @@ class JobEnvironment:
         places = dict(zip(TORCH_PLACES, (self.rank, self.size, self.local_rank, self.local_size), strict=True))
         variables = {name: str(value) for name, value in places.items() if value is not None}
         return variables | dict(zip(TORCH_STORE, (host.strip("[]"), port), strict=True))
+
+
+def is_member_without_torch() -> bool:
+    """Return whether this is a process of an elastic job, for which `env://` of torch has no variables."""
+    return bool(os.environ.get("FARANDOLE_MEMBER")) and not os.environ.get("MASTER_ADDR")
 
 
 _PLACES = ("local_rank", "local_size", "cross_rank", "cross_size")

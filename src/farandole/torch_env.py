@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import _rendezvous_handlers, rendezvous
 
-from farandole.topology import JobEnvironment
+from farandole.topology import JobEnvironment, is_member_without_torch
 
 Found: TypeAlias = tuple[Store, int, int]  # torch's store, rank, size
 
@@ -29,6 +29,11 @@ def find_store(
 ) -> Iterator[Found]:
     """Return torch's store of the job, the rank and the size, or what torch's own handler of `url` returns."""
     job = JobEnvironment.without_torch()
+    if job is None and is_member_without_torch():
+        # Imported here, because most jobs are not elastic, and others' backends come here, too.
+        from farandole.torch.distributed.generation import find_generation_store
+
+        return iter([find_generation_store(timeout)])
     if job is None:
         return torchs(url, timeout=timeout, **options)
     asked = dict(parse_qsl(urlsplit(url).query))

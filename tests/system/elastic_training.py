@@ -14,7 +14,7 @@ from pathlib import Path
 
 from system.launched import PATIENCE, command
 
-__all__ = ["LINE", "TORCH_TRAINING", "Survivors", "Training", "expected_weight", "is_alive", "training"]
+__all__ = ["DDP_TRAINING", "LINE", "TORCH_TRAINING", "Survivors", "Training", "expected_weight", "is_alive", "training"]
 
 TRAINING = """
 import os, sys, time
@@ -91,6 +91,19 @@ for index, each in enumerate(model.weights):
     assert bool((each == (index + 1) * total).all()), (index, each, total)
 print("done", state.step, total, os.getpid(), flush=True)
 """
+# The same, by DistributedDataParallel, which takes the average of the ranks' gradients.
+DDP_TRAINING = (
+    TORCH_TRAINING.replace(
+        "optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum)\n", ""
+    )
+    .replace("        model(float(mine)).backward()", "        ddp(float(mine * hvd.size())).backward()")
+    .replace(
+        "def train(state):\n",
+        "def train(state):\n"
+        "    torch.distributed.init_process_group('farandole')\n"
+        "    ddp = torch.nn.parallel.DistributedDataParallel(model)\n",
+    )
+)
 LINE = re.compile(r"\[(\d+)\](?:<stdout>:| )step (\d+) (\d+) (\d+) (\d+)\n")
 
 

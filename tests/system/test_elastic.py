@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from system.elastic_training import LINE, TORCH_TRAINING, training
+from system.elastic_training import DDP_TRAINING, LINE, TORCH_TRAINING, training
 from system.launched import PATIENCE
 
 pytestmark = pytest.mark.native
 
 
 @pytest.mark.slow
-def test_ranks_of_torch_are_lost_at_any_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [TORCH_TRAINING, DDP_TRAINING], ids=["DistributedOptimizer", "DDP"])
+def test_ranks_of_torch_are_lost_at_any_time(tmp_path: Path, program: str) -> None:
     """They commit after each step, without copies: survivors repeat none."""
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    with training(tmp_path, "-np", "3", "--min-np", "1", "--max-np", "3", program=TORCH_TRAINING) as job:
+    with training(tmp_path, "-np", "3", "--min-np", "1", "--max-np", "3", program=program) as job:
         job.wait(lambda: 3 in job.sizes(), "the first step")
         survivors: set[int] = set()
         killed: set[int] = set()

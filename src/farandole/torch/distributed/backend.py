@@ -7,9 +7,11 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from farandole.config import Config
+from farandole.core import default
 from farandole.errors import ConfigError
 from farandole.meeting.rendezvous import Rendezvous
 from farandole.topology import JobEnvironment
+from farandole.torch.distributed.generation import blaming_lost_ranks
 from farandole.torch.distributed.group import FarandoleGroup
 from farandole.torch.distributed.store import StoreRendezvous
 from farandole.torch_env import find_stores_of_jobs
@@ -38,7 +40,8 @@ class _Arguments(TypedDict):
 
 def make_group(asked: "_DistributedBackendOptions", options: object = None) -> FarandoleGroup:
     """Return the group that torch asks for; blocks and raises like `arguments_of`."""
-    return FarandoleGroup(**arguments_of(asked, options))
+    with blaming_lost_ranks():
+        return FarandoleGroup(**arguments_of(asked, options))
 
 
 def arguments_of(asked: "_DistributedBackendOptions", options: object = None) -> _Arguments:
@@ -49,23 +52,25 @@ def arguments_of(asked: "_DistributedBackendOptions", options: object = None) ->
     if not isinstance(options, Config | None):
         raise ConfigError("pg_options", f"must be a farandole.Config, got {type(options).__name__}")
     config = Config.from_environment() if options is None else options
-    default = Config()
+    usual = Config()
     chosen = asked.timeout != default_pg_timeout
-    if chosen or config.collective_timeout == default.collective_timeout:
+    if chosen or config.collective_timeout == usual.collective_timeout:
         config = replace(config, collective_timeout=asked.timeout)
-    if chosen or config.start_timeout == default.start_timeout:
+    if chosen or config.start_timeout == usual.start_timeout:
         config = replace(config, start_timeout=asked.timeout)
     members = list(asked.global_ranks_in_group)
     if members:
         # The files belong to the group of all ranks, and only that one is tuned.
         config = replace(config, timeline=None, autotune=False)
-    job = JobEnvironment.read()
+    job, generation = JobEnvironment.read(), default.context() if default.is_elastic() else None
+    secret = None if job is None else job.secret
     rendezvous = StoreRendezvous(
         asked.store,
         asked.group_rank,
         asked.group_size,
-        secret=None if job is None else job.secret,
+        secret=secret if generation is None else generation.rendezvous.secret,
         timeout=config.start_timeout,
+        require_alive=None if generation is None else generation.engine.require_alive,
     )
     label = f"process group {asked.group_id}" if members else ""
     return {"rendezvous": rendezvous, "config": config, "name": asked.group_id, "members": members, "label": label}

@@ -6,7 +6,8 @@ import ipaddress
 import json
 import os
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -19,6 +20,7 @@ from farandole.meeting.rendezvous import Rendezvous
 __all__ = ["StoreRendezvous", "address_seen"]
 
 SEED_BYTES = 32
+LOOK_EVERY = timedelta(seconds=0.1)  # for lost ranks
 
 
 class StoreRendezvous(Rendezvous):
@@ -26,10 +28,20 @@ class StoreRendezvous(Rendezvous):
 
     The ranks' secret is derived from the job's, `secret`, and from a seed that rank 0 puts into the store; without a
     job's secret it is as safe as the store. The constructor blocks until all ranks have arrived, up to `timeout`;
-    raises `RendezvousError` naming the missing ones."""
+    raises `RendezvousError` naming the missing ones. `require_alive` raises an error if one of them is known to be
+    lost."""
 
-    def __init__(self, store: Store, rank: int, size: int, *, secret: bytes | None, timeout: timedelta) -> None:
-        self.rank, self.size = rank, size
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        secret: bytes | None,
+        timeout: timedelta,
+        require_alive: Callable[[], None] | None = None,
+    ) -> None:
+        self.rank, self.size, self._require_alive = rank, size, require_alive
         self._store, self._round = store, 0
         # A store may outlive the group: torchrun's agent keeps one for all groups of its ranks.
         self.generation = (store.add("farandole/arrivals", 1) - 1) // size
@@ -46,7 +58,7 @@ class StoreRendezvous(Rendezvous):
         keys = [f"farandole/{self.generation}/{self._round}/{rank}" for rank in range(self.size)]
         try:
             store.set(keys[self.rank], payload)  # type: ignore[arg-type]  # it takes bytes, too
-            store.wait(keys, timeout)
+            self._wait(keys, timeout)
             payloads = store.multi_get(keys)
         except DistNetworkError as error:
             raise RendezvousError(f"the process group's store is gone ({error})") from error
@@ -57,6 +69,19 @@ class StoreRendezvous(Rendezvous):
             raise RendezvousError("ranks did not come to the process group's store", missing) from error
         self._round += 1
         return payloads
+
+    def _wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Wait for the keys; where ranks may be lost, look for that meanwhile."""
+        end = time.monotonic() + timeout.total_seconds()
+        while self._require_alive is not None and time.monotonic() + LOOK_EVERY.total_seconds() < end:
+            self._require_alive()
+            try:
+                return self._store.wait(keys, LOOK_EVERY)
+            except DistNetworkError:
+                raise
+            except RuntimeError:  # stores raise different errors at the timeout
+                continue
+        return self._store.wait(keys, timedelta(seconds=max(0.001, end - time.monotonic())))
 
 
 def address_seen(rank: int, addresses: Sequence[str | None]) -> str | None:

@@ -1,8 +1,10 @@
 """State of elastic training with PyTorch."""
 
+import gc
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from farandole.core import default
 from farandole.core.operations.objects import broadcast_object
@@ -34,6 +36,13 @@ class TorchState(ObjectState):
         super().__init__(broadcast_object, default.rank, **given, **kwargs)
         if not copies:
             self._leave_out_copies()
+
+    def reset(self) -> None:
+        """Prepare values for the ranks that there are now; leave farandole's process groups of torch.distributed."""
+        if dist.is_available() and dist.is_initialized() and dist.get_backend() == "farandole":
+            dist.destroy_process_group()
+            gc.collect()  # a DistributedDataParallel of the last generation has hooks in its module's parameters
+        super().reset()
 
     def _leave_out_copies(self) -> None:
         optimizers = [each for each in self._handlers.values() if isinstance(each, OptimizerStateHandler)]
