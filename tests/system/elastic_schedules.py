@@ -28,14 +28,15 @@ __all__ = ["PROGRAM", "Schedule", "follow"]
 
 # Each row of an epoch counts once, in the step to which it belongs whatever the number of ranks is.
 PROGRAM = """
-import os, sys, time
+import faulthandler, os, signal, time
 import numpy as np
 import farandole.numpy as hvd
 from farandole import elastic
 from farandole.data import Loader, ParquetSource
 
 loader = Loader(ParquetSource("rows.parquet"), batch_size=7, of_all_ranks=True, policy="join")
-steps = os.open("steps", os.O_WRONLY | os.O_APPEND)
+steps, slot = os.open("steps", os.O_WRONLY | os.O_APPEND), int(os.environ["HOROVOD_LOCAL_RANK"])
+faulthandler.register(signal.SIGUSR1, open("stacks", "a"))
 hvd.init()
 loader.resize(hvd.rank(), hvd.size())
 
@@ -48,7 +49,7 @@ def train(state):
             state.weight = (state.weight * 31 + int(rows) * 8 + int(count)) % 1_000_000_007
             state.step += 1
             state.over = bool(over)
-            os.write(steps, b"%d %d %d %d\\n" % (state.step, hvd.size(), os.getpid(), state.weight))
+            os.write(steps, b"%d %d %d %d %d\\n" % (state.step, hvd.size(), os.getpid(), state.weight, slot))
             time.sleep(0.005)
             state.commit()
             if state.over:
@@ -98,6 +99,7 @@ class Step:
     size: int
     pid: int
     weight: int
+    slot: int
 
 
 @dataclass
@@ -110,6 +112,8 @@ class Followed:
     launchers: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
     story: list[str] = field(default_factory=list)
     keeper: int = 0
+    keepers_slot: int = 0
+    slots: int = 3
     later: list[Callable[[], None]] = field(default_factory=list)  # what ends an event that lasts
     harmed: set[int] = field(default_factory=set)
 
@@ -142,7 +146,7 @@ class Followed:
 
     def offer(self, slots: int) -> None:
         """Offer so many slots, one on each host; without hosts all on this machine."""
-        lines = [f"localhost:{slots}"]
+        self.slots, lines = slots, [f"localhost:{slots}"]
         if self.hosts is not None:
             lines = ["localhost:1", *(f"{name}:1" for name in self.hosts.names)][:slots]
         (self.folder / "new").write_text("".join(f"echo {line}\n" for line in lines))
@@ -174,11 +178,14 @@ class Followed:
 
     def change_keeper(self) -> None:
         """Choose a rank of this machine that has just finished steps as the next keeper."""
+        self.end_events()
         since = len(self.steps())
         self.wait(lambda: len(self.steps()) >= since + 9, "steps go on")
-        chosen = [pid for pid in sorted(self.trains(since)) if not self.is_remote(pid)]
-        if self.keeper not in chosen or self.hosts is None:
-            self.keeper = self.dice.choice(chosen)
+        late = {step.pid: step.slot for step in self.steps()[since:] if step.pid not in self.harmed}
+        # One that does not leave when its slot goes.
+        chosen = [pid for pid in sorted(late) if late[pid] < self.slots and not self.is_remote(pid)]
+        self.keeper = self.dice.choice(chosen)
+        self.keepers_slot = late[self.keeper]
 
     def is_remote(self, pid: int) -> bool:
         if self.hosts is None or not is_alive(pid):
@@ -216,7 +223,7 @@ class Followed:
         self.story.append(f"the keeper is {self.keeper}")
 
     def do_join(self) -> None:
-        self.offer(self.dice.choice([1, 2, 3]) if self.hosts is None else 3)
+        self.offer(self.dice.randint(self.keepers_slot + 1, 3) if self.hosts is None else 3)
 
     def do_host_goes(self) -> None:
         self.offer(self.dice.choice([1, 2]))
@@ -290,10 +297,15 @@ class Followed:
         assert all(later - before in (0, 1, 2) for before, later in pairwise(mine)), mine
 
     def report(self) -> str:
+        """The end of all output, and where the keeper is."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.keeper or os.getpid(), signal.SIGUSR1 if self.keeper else 0)
+            time.sleep(0.5)
         lines = (self.folder / "steps").read_text().splitlines()
         logs = [file for file in (self.folder / "home").glob("**/[0-9]*") if file.is_file()]
         tails = [f"{file.name}: {file.read_text()[-1500:]}" for file in logs]
-        return "\n".join([*self.story, *lines[-15:], self.output[-5000:], *tails])
+        stacks = (self.folder / "stacks").read_text() if (self.folder / "stacks").exists() else ""
+        return "\n".join([*self.story, stacks[-4000:], *lines[-15:], self.output[-5000:], *tails])
 
     def close(self) -> None:
         """End all processes."""

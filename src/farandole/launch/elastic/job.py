@@ -271,7 +271,7 @@ class ElasticJob:
             self._handle(self._next_event())
         log.info("this launcher takes over job %s with members %s", record.name, ", ".join(map(str, record.members)))
         for number, (name, slot) in record.members.items():
-            self._roster.adopt(number, name, slot, number, 0, now)
+            self._roster.expect(number, name, slot, now)
             self._absent[number] = time.monotonic() + RETURN
         for address, port in record.addresses.items():
             self._members.listen(address, port)

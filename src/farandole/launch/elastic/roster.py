@@ -132,11 +132,16 @@ class Roster:
             for member in here:
                 member.leaving = member.leaving or member.slot >= slots
 
-    def adopt(self, number: int, host: str, slot: int, rank: int, generation: int, now: float) -> None:
-        """Take over a member of an earlier launcher, which trains as a rank of `generation`."""
+    def expect(self, number: int, host: str, slot: int, now: float) -> None:
+        """Expect the call of a member of an earlier launcher, which trains if it is still there."""
         member = self._members.setdefault(number, _Member(number, host, slot, now))
-        member.phase, member.rank, self._number = "placed", rank, max(self._number, number + 1)
-        self.generation = max(self.generation, generation)
+        member.phase, member.rank, self._number = "placed", number, max(self._number, number + 1)
+        self.generation = max(self.generation, 0)
+
+    def adopt(self, number: int, host: str, slot: int, rank: int, generation: int, now: float) -> None:
+        """Take over a member of an earlier launcher that has called, and trains as a rank of `generation`."""
+        self.expect(number, host, slot, now)
+        self._members[number].rank, self.generation = rank, max(self.generation, generation)
         self._formed = tuple(sorted({*self._formed, number}))
 
     def come(self, number: int, commits: int, now: float) -> None:

@@ -214,6 +214,18 @@ def test_a_member_without_a_slot_may_finish_the_training() -> None:
     assert world.outcome is not None and world.outcome.failure is None and not world.outcome.problem
 
 
+def test_members_that_a_new_launcher_does_not_find_are_no_failure_of_the_job() -> None:
+    roster = Roster(LIMITS)
+    roster.find_hosts([Host("a", 2)])
+    for number in range(2):
+        roster.expect(number, "a", number, 0.0)
+    roster.adopt(1, "a", 1, rank=0, generation=3, now=1.0)
+    roster.lose(0, Failure(rank=0, reason="it did not call the new launcher", code=1, killed=True), 15.0)
+    roster.lose(1, None, 16.0)
+    assert roster.step(16.0) == [Outcome(None, members=(1,))]
+    assert roster.generation == 3
+
+
 def test_ranks_that_lose_one_before_any_state_was_made_begin_anew() -> None:
     world = World(a=3)
     for number in range(3):
