@@ -37,9 +37,8 @@ class Meeting:
 
     Each method returns the answers that are now due, by ticket. A ticket gets one answer, unless its caller leaves."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.generation = 0
+    def __init__(self, size: int, generation: int = 0) -> None:
+        self.size, self.generation = size, generation
         self._rooms: dict[int, _Room] = {}
         self._gone: dict[int, str] = {}
         # Errors for ranks that arrive after their round has timed out, by round and rank: they must not wait alone.

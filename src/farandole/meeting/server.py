@@ -77,10 +77,17 @@ class RendezvousServer(Closing):
     It reads only the handshake of a connection until the peer has proved that it knows `secret`, and each state of a
     connection has a time limit. It watches ranks that stay connected after their answer, and reports a death to the
     others that stay. Listens on `host`, on a free port by default, and on `others`, further addresses of this machine,
-    on free ports; `addresses` has them all."""
+    on free ports; `addresses` has them all. `generation` is the first one: departures are those of its ranks."""
 
     def __init__(
-        self, size: int, secret: bytes, *, host: str = "127.0.0.1", port: int = 0, others: Sequence[str] = ()
+        self,
+        size: int,
+        secret: bytes,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        others: Sequence[str] = (),
+        generation: int = 0,
     ) -> None:
         if size < 1:
             raise ConfigError("size", f"must be >= 1, got {size}")
@@ -88,7 +95,7 @@ class RendezvousServer(Closing):
             raise ConfigError("secret", f"must be at least {LEAST_SECRET} bytes long, got {len(secret)}")
         # Every waiting rank holds a connection.
         require_open_files(size, f"{size} ranks", functools.partial(ConfigError, "size"))
-        self._meeting = Meeting(size)
+        self._meeting = Meeting(size, generation)
         self._tickets = itertools.count()
         self._callers: dict[int, _Caller] = {}
         self._lifelines: dict[int, _Caller] = {}  # connections of ranks that stay connected, by ticket

@@ -265,6 +265,12 @@ class TestTcp:
             assert together(tcp(server, 3, generation=1)) == [everybody(3)] * 3
         server.depart(1, "after the end")
 
+    def test_who_departs_before_anybody_comes_is_missing_in_a_later_generation(self) -> None:
+        with RendezvousServer(2, SECRET, generation=3) as server:
+            server.depart(0, "member 7 is lost")
+            answer = gather(tcp(server, 2, generation=3)[1])
+            assert "member 7 is lost" in str(answer) and error_of(answer).missing == (0,)
+
     def test_another_idea_of_the_size(self) -> None:
         with RendezvousServer(2, SECRET) as server:
             answer = gather(TcpRendezvous(server.address, 0, 3, SECRET))

@@ -310,8 +310,8 @@ class ElasticJob:
         # of this machine take one of these addresses, too: others reach them where they reach the server.
         far = [seat.opened.address for seat in seats if not ip_address(seat.opened.address).is_loopback]
         addresses = list(dict.fromkeys(far)) or [seats[0].opened.address]
-        secret = new_secret()
-        self._server = RendezvousServer(len(seats), secret, host=addresses[0], others=addresses[1:])
+        secret, others, number = new_secret(), addresses[1:], form.generation
+        self._server = RendezvousServer(len(seats), secret, host=addresses[0], others=others, generation=number)
         at = dict(zip(addresses, self._server.addresses, strict=True))
         hosts = [seat.opened.agent.identity for seat in seats]
         self._formed = form.members

@@ -238,14 +238,16 @@ class Election:
         listening = list(dict.fromkeys(at.values())) or [split_address(self.addresses[0])[0]]
         if self._server is not None:
             self._server.close()
-        secret = new_secret()
-        self._server = RendezvousServer(len(order), secret, host=listening[0], others=listening[1:])
+        secret, generation = new_secret(), max(each.generation for each in standings.values()) + 1
+        self._server = RendezvousServer(
+            len(order), secret, host=listening[0], others=listening[1:], generation=generation
+        )
         addresses = dict(zip(listening, self._server.addresses, strict=True))
         places = {
             number: Place(
                 rank=rank,
                 local_rank=standings[number].slot,
-                generation=max(each.generation for each in standings.values()) + 1,
+                generation=generation,
                 hosts=[hosts[each] for each in order],
                 address=addresses[at.get(number, listening[0])],
                 secret=secret,
