@@ -408,6 +408,29 @@ def test_tensorflow_states_of_graphs(frameworks: None) -> None:
     run_ranks(2, body)
 
 
+def test_jax_arrays_need_no_copies(frameworks: None) -> None:
+    require("jax")
+    import jax.numpy as jnp
+
+    import farandole.jax as hvd
+
+    def body(context: Context) -> None:
+        state = hvd.elastic.JaxState(copies=False, tree={"w": jnp.arange(3.0) + context.rank}, steps=[context.rank])
+        state.sync()
+        committed = state.tree["w"]
+        state.save()
+        state.tree["w"], state.steps[0] = state.tree["w"] + 1, 7
+        state.restore()
+        assert state.tree["w"] is committed and committed.tolist() == [0.0, 1.0, 2.0]
+        assert state.steps == [0]
+        state.tree["w"] = state.tree["w"] + 1
+        state.save()
+        state.restore()
+        assert state.tree["w"].tolist() == [1.0, 2.0, 3.0]
+
+    run_ranks(2, body)
+
+
 def test_jax_pytrees_are_taken_over_and_restored(frameworks: None) -> None:
     require("jax")
     import jax

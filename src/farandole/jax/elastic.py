@@ -35,9 +35,12 @@ class JaxState(ObjectState):
     """State of pytrees and any other objects by name, which are attributes: `state.params`.
 
     `save` copies arrays on their devices, so that a step may take them by `donate_argnums`. Where rank 0 has pytrees of
-    another structure, a new rank takes over the structure too. Blocks until arrays are computed."""
+    another structure, a new rank takes over the structure too. Blocks until arrays are computed.
 
-    def __init__(self, **kwargs: object) -> None:
+    With `copies=False` the saved arrays are those of the program, which never change: steps must not donate them."""
+
+    def __init__(self, *, copies: bool = True, **kwargs: object) -> None:
+        self._copies = copies
         super().__init__(_broadcast_tree, default.rank, **kwargs)
 
     def save(self) -> None:
@@ -49,7 +52,12 @@ class JaxState(ObjectState):
         super().save()
 
     def _copy(self, value: object) -> object:
-        return jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else copy.deepcopy(leaf), value)
+        def copied(leaf: object) -> object:
+            if isinstance(leaf, jax.Array):
+                return jnp.copy(leaf) if self._copies else leaf
+            return copy.deepcopy(leaf)
+
+        return jax.tree.map(copied, value)
 
 
 def _broadcast_tree(obj: Tree) -> Tree:
