@@ -298,6 +298,46 @@ def test_torch_state_without_copies_is_that_of_ranks_whose_optimizer_has_not_ste
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("behind", [0, 1])
+def test_torch_ranks_keep_a_state_without_copies_when_rank_0_is_lost_in_a_sync(behind: int) -> None:
+    """A newcomer is there, so all ranks take over rank 0's state. Those that hold the same one need no other rank."""
+    require("torch")
+    import torch
+
+    import farandole.torch as hvd
+
+    def body(context: Context) -> None:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        state = hvd.elastic.TorchState(model, optimizer, copies=False, step=0)
+        state.sync()
+        state.hold()
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            state.commit()
+        committed = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
+        state._commits -= behind * context.rank
+        assert state.is_shared() == (not behind)
+        with (
+            patch.object(state, "_bcast_object", side_effect=HorovodInternalError("rank 0 is lost")),
+            pytest.raises(HorovodInternalError),
+        ):
+            state.sync()
+        state.restore()
+        assert state.held_commits == (-1 if behind and context.rank else 2)
+        held = (model.state_dict(), optimizer.state_dict()["state"])
+        assert all(map(torch.equal, tensors_of(held), tensors_of(committed)))
+
+    def tensors_of(tree: Any) -> list[torch.Tensor]:
+        if isinstance(tree, torch.Tensor):
+            return [tree]
+        return [leaf for each in (tree.values() if isinstance(tree, dict) else tree) for leaf in tensors_of(each)]
+
+    run_ranks(2, body)
+
+
 def test_torch_adasum_and_sets_that_a_rank_leaves_follow_the_job(in_elastic_job: None) -> None:
     require("torch")
     import torch
@@ -361,6 +401,53 @@ def test_a_new_rank_takes_over_what_torch_modules_have_made_in_training() -> Non
     first, second = run_ranks(2, body)
     assert first == second
     assert first[1:] == [4, 0]
+
+
+def test_a_new_rank_has_memory_for_the_state_of_torch_optimizers(in_elastic_job: None) -> None:
+    require("torch")
+    import torch
+
+    import farandole.torch as hvd
+
+    makers: list[Callable[[Any], torch.optim.Optimizer]] = [
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.1),
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.1, amsgrad=True),
+        lambda parameters: torch.optim.RMSprop(parameters, lr=0.1, centered=True),
+    ]
+
+    def body(context: Context) -> None:
+        for maker in makers:
+            model = torch.nn.Linear(3, 2)
+            model.bias.requires_grad = False
+            optimizer = hvd.DistributedOptimizer(maker(model.parameters()), model.named_parameters())
+            torch.optim.lr_scheduler.StepLR(optimizer, 1)
+            optimizer.register_step_pre_hook(lambda *_: pytest.fail("no step of the program"))
+            before = copy.deepcopy(model.state_dict())
+            state = hvd.elastic.TorchState(model, optimizer, step=0)
+            state.prepare()
+            assert list(optimizer.state) == [model.weight]
+            prepared = dict(optimizer.state[model.weight])
+            assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+            assert model.weight.grad is None
+            if context.rank == 0:
+                optimizer._optimizer_step_pre_hooks.clear()
+                real = maker(model.parameters())
+                model.weight.grad = torch.ones(2, 3)
+                real.step()
+                optimizer.load_state_dict(real.state_dict())
+                model.weight.grad = None
+            state.sync()
+            mine = optimizer.state[model.weight]
+            if context.rank == 1:
+                assert all(mine[name] is value for name, value in prepared.items() if isinstance(value, torch.Tensor))
+            total = [value.sum().item() for value in mine.values() if isinstance(value, torch.Tensor)]
+            assert total == hvd.broadcast_object(total) and any(total)
+
+        closures = torch.optim.LBFGS(torch.nn.Linear(3, 2).parameters())  # its step needs one
+        hvd.elastic.TorchState(optimizer=closures).prepare()
+        assert not closures.state
+
+    run_ranks(2, body)
 
 
 def test_tensorflow_variables_are_taken_over_and_restored(frameworks: None) -> None:

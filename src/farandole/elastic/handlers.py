@@ -30,9 +30,20 @@ class StateHandler(Generic[V]):
         """Give the value the state that `save` has kept; raises `StateLost` if there is no copy of it."""
         raise NotImplementedError
 
+    def prepare(self) -> None:
+        """Allocate in a newcomer, while the others train, what `sync` will fill; does nothing by default."""
+
     def sync(self) -> None:
         """Give the value rank 0's state; the state saves it when all values have theirs."""
         raise NotImplementedError
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the value has changed since `save`, which has kept no copy."""
+        return False
+
+    def keep(self) -> None:
+        """Note that the value is the saved one, after a `sync` that has failed: rank 0 was sending the same."""
 
     def reset(self) -> None:
         """Prepare the value for other ranks than before; does nothing by default."""

@@ -49,7 +49,8 @@ def run_fn(func: Callable[Concatenate[S, P], R], reset: Callable[[int], None]) -
     """Return the loop of `run` around `func`; `reset` lets the ranks meet again, given the commits of the state."""
 
     def call(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if default.is_newcomer():  # it has built its state while the others trained
+        if default.is_newcomer():  # the others train until it asks for its place
+            state.prepare()
             reset(state.held_commits)
             state.on_reset()
         while True:

@@ -51,6 +51,7 @@ class State:
         self._bcast_object, self._rank = bcast_object, get_rank
         self._reset_callbacks: list[Callable[[], None]] = []
         self._commits, self._holds, self._told = 0, False, 0
+        self._is_newest = False  # this rank holds the commit that rank 0 holds
 
     @property
     def held_commits(self) -> int:
@@ -103,12 +104,16 @@ class State:
         if default.size() > 1:
             request = Request(kinds.ALLREDUCE, reduction=Reduction(Max))
             default.membership().engine.run(request, "elastic.held_commits", least_and_most, least_and_most)
+        self._is_newest = self.held_commits == least_and_most[1] >= 0
         return -least_and_most[0] == least_and_most[1] >= 0
 
     def hold(self) -> None:
         """Note that all ranks have rank 0's state, with its number of commits; `run` calls this after `sync`."""
         self._commits = broadcast_object(self._commits, 0, "elastic.commits")
         self._holds = True
+
+    def prepare(self) -> None:
+        """Allocate in a newcomer, while the others train, what `sync` will fill; does nothing by default."""
 
     def reset(self) -> None:
         """Prepare for other ranks than before; does nothing by default."""
@@ -152,6 +157,11 @@ class ObjectState(State):
         self._saved_state = {name: value for name, value in kwargs.items() if found[name] is None}
         self._set_attrs()
 
+    def prepare(self) -> None:
+        """Let the values allocate what `sync` will fill."""
+        for handler in self._handlers.values():
+            handler.prepare()
+
     def save(self) -> None:
         """Keep a copy of everything in memory."""
         for handler in self._handlers.values():
@@ -169,11 +179,17 @@ class ObjectState(State):
 
     def sync(self) -> None:
         """Take over rank 0's state, then save it. A rank that is lost meanwhile leaves the saved one as it was."""
-        for name in sorted(self._handlers):
-            self._handlers[name].sync()
-        if self._saved_state:
-            self._saved_state = self._bcast_object({name: getattr(self, name) for name in self._saved_state})
-            self._set_attrs()
+        unchanged = [each for each in self._handlers.values() if self._is_newest and not each.is_changed]
+        try:
+            for name in sorted(self._handlers):
+                self._handlers[name].sync()
+            if self._saved_state:
+                self._saved_state = self._bcast_object({name: getattr(self, name) for name in self._saved_state})
+        except Exception:
+            for each in unchanged:
+                each.keep()
+            raise
+        self._set_attrs()
         for handler in self._handlers.values():
             handler.save()
 

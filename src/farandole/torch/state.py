@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TypeAlias
 
 import torch
 
@@ -42,24 +44,39 @@ def broadcast_optimizer_state(
     """Give the optimizer the state and the options of the one on rank `root_rank`; types are kept.
 
     Blocks until the root's state has arrived. The root's optimizer is unchanged. The others' state may be empty:
-    `model`, which Horovod needs to make a first state, is ignored. Raises `ValueError` for LBFGS, whose state is not
-    one per parameter."""
+    `model`, which Horovod needs to make a first state, is ignored. Their tensors are filled where they have the same
+    form. Raises `ValueError` for LBFGS, whose state is not one per parameter."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     tensors: list[torch.Tensor] = []
-    skeleton = None
-    if default.rank() == root_rank:
-        skeleton = _take_tensors(optimizer.state_dict(), tensors)
-    kinds = [(tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors]
+    skeleton = _take_tensors(optimizer.state_dict(), tensors)
+    kinds = [_kind(tensor) for tensor in tensors]
     skeleton, kinds = broadcast_object((skeleton, kinds), root_rank, "optimizer_state")
     if default.rank() != root_rank:
         devices = _devices_by_type(optimizer)
-        tensors = [torch.empty(shape, dtype=dtype, device=devices.get(kind, kind)) for shape, dtype, kind in kinds]
+        # Memory that was never written to costs more time than the broadcast. An object may be the state of several.
+        held = list({id(tensor): tensor for tensor in tensors if tensor.is_contiguous()}.values())
+        tensors = [
+            mine if mine is not None and _kind(mine) == kind else _empty(kind, devices)
+            for mine, kind in zip_longest(held[: len(kinds)], kinds)
+        ]
     _broadcast([(str(place), tensor) for place, tensor in enumerate(tensors)], root_rank, "optimizer_state")
     if default.rank() != root_rank:
         state = _put_tensors(skeleton, tensors)
         assert isinstance(state, dict)
         optimizer.load_state_dict(state)
+
+
+_Kind: TypeAlias = tuple[torch.Size, torch.dtype, str]
+
+
+def _kind(tensor: torch.Tensor) -> _Kind:
+    return tensor.shape, tensor.dtype, tensor.device.type
+
+
+def _empty(kind: _Kind, devices: Mapping[str, torch.device]) -> torch.Tensor:
+    shape, dtype, device = kind
+    return torch.empty(shape, dtype=dtype, device=devices.get(device, device))
 
 
 def _devices_by_type(optimizer: torch.optim.Optimizer) -> dict[str, torch.device]:

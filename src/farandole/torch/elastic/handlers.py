@@ -1,6 +1,8 @@
 """Handlers: how one kind of value in a `TorchState` is saved, restored and taken over from rank 0."""
 
 import copy
+import logging
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,9 @@ __all__ = [
     "get_handler_registry",
     "set_handler_registry",
 ]
+
+
+log = logging.getLogger(__name__)
 
 
 class ModelStateHandler(StateHandler[torch.nn.Module]):
@@ -99,7 +104,7 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
     def restore(self) -> None:
         self._drop_gradients()
         if not self._copies:
-            if self._has_stepped or self._versions != self._count_changes():
+            if self.is_changed:
                 raise StateLost
             for group, saved in zip(self.value.param_groups, copy.deepcopy(self._saved["param_groups"]), strict=True):
                 group.update({**saved, "params": group["params"]})
@@ -107,8 +112,27 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
         # The optimizer keeps the tensors that it is given and changes them in place.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
+    def prepare(self) -> None:
+        if not self.value.state:
+            try:
+                self.value.state.update(_first_state(self.value))
+            except Exception as error:  # a class of the user's may do anything in its step
+                log.info(
+                    "memory for the state of %s is allocated when it arrives: %r", type(self.value).__name__, error
+                )
+            if self._copies:
+                self.save()
+
     def sync(self) -> None:
+        self._has_stepped = True  # until it is saved: the state is filled in place
         broadcast_optimizer_state(self.value, root_rank=0)
+
+    @property
+    def is_changed(self) -> bool:
+        return not self._copies and (self._has_stepped or self._versions != self._count_changes())
+
+    def keep(self) -> None:
+        self._has_stepped, self._versions = False, self._count_changes()
 
     def reset(self) -> None:
         self._drop_gradients()
@@ -165,6 +189,43 @@ def set_handler_registry(registry: Registry) -> None:
 def find_handler(value: object) -> StateHandler[Any] | None:
     """Return a new handler for `value`; None if its type has none, so that it is kept as an object."""
     return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
+
+
+def _first_state(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[str, Any]]:
+    """Return zeros in the form of the state that the optimizer's first step makes.
+
+    A copy of the optimizer takes that step with parameters that have no memory, and without hooks."""
+    kind = next(each for each in type(optimizer).__mro__ if not issubclass(each, Front))
+    dry = kind.__new__(kind)
+    taken = {name: OrderedDict() if name.endswith("_hooks") else value for name, value in vars(optimizer).items()}
+    taken.pop("step", None)  # that of a learning-rate scheduler
+    groups = [
+        {**group, "params": [_without_memory(each) for each in group["params"]]} for group in optimizer.param_groups
+    ]
+    vars(dry).update({**taken, "state": defaultdict(dict), "param_groups": groups})
+    dry.step()
+    pairs = [
+        (parameter, stand_in)
+        for group, dry_group in zip(optimizer.param_groups, groups, strict=True)
+        for parameter, stand_in in zip(group["params"], dry_group["params"], strict=True)
+    ]
+    return {
+        parameter: {name: _written(value, parameter.device) for name, value in dry.state[stand_in].items()}
+        for parameter, stand_in in pairs
+        if dry.state[stand_in]
+    }
+
+
+def _without_memory(parameter: torch.Tensor) -> torch.Tensor:
+    stand_in = torch.empty_like(parameter, device="meta", requires_grad=parameter.requires_grad)
+    if parameter.requires_grad:
+        stand_in.grad = torch.empty_like(stand_in, requires_grad=False)
+    return stand_in
+
+
+def _written(value: object, device: torch.device) -> object:
+    is_large = isinstance(value, torch.Tensor) and value.device.type == "meta"
+    return torch.empty_like(value, device=device).zero_() if is_large else value
 
 
 def _copied(value: Any, before: Any) -> Any:
