@@ -99,6 +99,9 @@ def test_errors_name_operation_ranks_and_sizes() -> None:
     def body(group: FarandoleGroup) -> None:
         with pytest.raises(InvalidRequest, match="there is no other rank 9; ranks are 0 to 1"):
             group.send([torch.ones(2)], 9, 0)
+        for tag in (-1, 1 << 31):
+            with pytest.raises(InvalidRequest, match=rf"'send': tags are 0 to 2147483647, got {tag}"):
+                group.send([torch.ones(2)], 1 - group.rank(), tag)
         if group.rank() == 0:
             group.send([torch.ones(3)], 1, 4).wait()
             with pytest.raises(MismatchError, match=r"send with tag 4 of float32\[50000\]': size differs"):
@@ -109,6 +112,39 @@ def test_errors_name_operation_ranks_and_sizes() -> None:
             for count in (2, 49_999):
                 with pytest.raises(MismatchError, match=rf"recv with tag 4 of float32\[{count}\]': size differs"):
                     group.recv([torch.ones(count)], 0, 4).wait()
+
+    in_group(2, body)
+
+
+def test_collectives_go_on_after_a_message_of_another_size() -> None:
+    """Only the receiver sees the error, so it must not change the names of its collectives."""
+
+    def body(group: FarandoleGroup) -> None:
+        group.allreduce([torch.ones(2)]).wait()
+        if group.rank() == 0:
+            group.send([torch.ones(4)], 1, 0).wait()
+        else:
+            with pytest.raises(MismatchError, match="size differs"):
+                group.recv([torch.ones(2)], 0, 0).wait()
+        group.barrier().wait()
+
+    in_group(2, body, Config(collective_timeout=timedelta(seconds=5)))
+
+
+def test_lazily_negated_views() -> None:
+    def body(group: FarandoleGroup) -> None:
+        values = torch.complex(torch.ones(3), torch.full((3,), group.rank() + 1.0))
+        negated = values.conj().imag  # -1 on rank 0, -2 on rank 1
+        assert negated.is_neg()
+        if group.rank() == 0:
+            group.send([negated], 1, 0).wait()
+        else:
+            group.recv([negated], 0, 0).wait()
+            assert values.imag.tolist() == [1.0] * 3
+            assert negated.tolist() == [-1.0] * 3
+        group.allreduce([negated]).wait()
+        assert negated.tolist() == [-2.0] * 3
+        assert values.imag.tolist() == [2.0] * 3
 
     in_group(2, body)
 

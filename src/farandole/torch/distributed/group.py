@@ -317,23 +317,28 @@ class FarandoleGroup(NamedGroup):
 
     def send(self, tensors: Sequence[Tensor], dst_rank: int, tag: int) -> Work:
         """Send the tensor to a rank of the group; the work completes once the tensor may be changed."""
-        return self._submitter.transfer("send", one(tensors, "send"), dst_rank, tag)
+        return self._message("send", tensors, dst_rank, tag)
 
     @writes_strided
     def recv(self, tensors: Sequence[Tensor], src_rank: int, tag: int) -> Work:
         """Overwrite the tensor with the oldest message of that rank with the tag, of as many bytes."""
-        return self._submitter.transfer("recv", one(tensors, "recv"), src_rank, tag)
+        return self._message("recv", tensors, src_rank, tag)
 
     @writes_strided
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Work:
         """Do as `recv`, with a message of any rank."""
-        return self._submitter.transfer("recv", one(tensors, "recv"), ANY_RANK, tag)
+        return self._message("recv", tensors, ANY_RANK, tag)
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have called it, up to `timeout`; raises `CollectiveTimeout` with missing ranks."""
         self._barriers += 1  # a late message of one that failed does not count for the next
         start = partial(self._submitter.transfer, tag=BARRIER_TAG + self._barriers)
         monitored_barrier(start, self._rank, self._size, timeout, wait_all_ranks)
+
+    def _message(self, what: str, tensors: Sequence[Tensor], peer: int, tag: int) -> Work:
+        if not 0 <= tag < BARRIER_TAG:
+            raise InvalidRequest(what, f"tags are 0 to {BARRIER_TAG - 1}, got {tag}")
+        return self._submitter.transfer(what, one(tensors, what), peer, tag)
 
     def _fold(
         self,

@@ -1,4 +1,4 @@
-"""Strided outputs, such as channels_last and transposed tensors, by way of contiguous copies."""
+"""Strided outputs, such as channels_last and transposed tensors, and lazily negated ones, by way of dense copies."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -8,7 +8,7 @@ import torch
 
 from farandole.torch.adapter import is_expanded
 from farandole.torch.distributed.streams import note_use
-from farandole.torch.distributed.tensors import StridedOutput
+from farandole.torch.distributed.tensors import StridedOutput, is_dense, resolved
 from farandole.torch.distributed.work import Work
 
 __all__ = ["writes_strided"]
@@ -48,6 +48,6 @@ def _contiguous(outputs: Outputs, copies: list[tuple[torch.Tensor, torch.Tensor]
     if not isinstance(outputs, torch.Tensor):
         return [_contiguous(each, copies) for each in outputs]
     # The method refuses an expanded tensor if it writes to it.
-    copy = outputs if outputs.is_contiguous() or is_expanded(outputs) else outputs.detach().contiguous()
+    copy = outputs if is_dense(outputs) or is_expanded(outputs) else resolved(outputs)
     copies.append((outputs, copy))
     return copy

@@ -96,7 +96,7 @@ class Submitter:
             return self._record(title, [tensor], partial(self.transfer, what, tensor, peer, tag, True))
         row = flat(tensor.cpu() if tensor.is_cuda else tensor, what, write=what != "send")
         part = self._engine.start_transfer(what == "send", what, row, peer, tag)
-        explained = partial(self._explained, f"{what} with tag {tag}", tensor)
+        explained = partial(_named, f"{what} with tag {tag}", tensor)
 
         def copy_back() -> None:
             tensor.detach().copy_(row.view(tensor.dtype).view(tensor.shape))
@@ -130,10 +130,15 @@ class Submitter:
         return work
 
     def _explained(self, what: str | None, tensor: Tensor | None, error: CollectiveError) -> CollectiveError:
-        """Put torch's name of the operation into its error."""
-        if isinstance(error, MismatchError):
+        """Put torch's name of the collective into its error."""
+        if isinstance(error, MismatchError):  # on all ranks
             self._names.start_over()
-        assert what is not None
-        error.name = what if tensor is None else f"{what} of {str(tensor.dtype)[6:]}{list(tensor.shape)}"
-        error.args = (error.name, *error.args[1:])
-        return error
+        return _named(what, tensor, error)
+
+
+def _named(what: str | None, tensor: Tensor | None, error: CollectiveError) -> CollectiveError:
+    """Put torch's name of the operation into its error."""
+    assert what is not None
+    error.name = what if tensor is None else f"{what} of {str(tensor.dtype)[6:]}{list(tensor.shape)}"
+    error.args = (error.name, *error.args[1:])
+    return error

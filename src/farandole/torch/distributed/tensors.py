@@ -9,7 +9,19 @@ from torch.autograd.graph import increment_version
 from farandole.errors import InvalidRequest
 from farandole.torch.adapter import DTYPES, TorchAdapter
 
-__all__ = ["StridedOutput", "flat", "joined", "one", "packed", "readable", "require_apart", "unpack", "writable"]
+__all__ = [
+    "StridedOutput",
+    "flat",
+    "is_dense",
+    "joined",
+    "one",
+    "packed",
+    "readable",
+    "require_apart",
+    "resolved",
+    "unpack",
+    "writable",
+]
 
 Tensor = torch.Tensor
 
@@ -24,17 +36,16 @@ def one(tensors: Sequence[Tensor], what: str) -> Tensor:
 
 
 class StridedOutput(Exception):
-    """An output is not contiguous; a contiguous copy can take its place."""
+    """An output is not dense; a dense copy can take its place."""
 
 
 def readable(tensor: Tensor, what: str, write: bool = False) -> Tensor:
-    """Return the tensor, or a contiguous copy, for the engine to read.
+    """Return the tensor, or a dense copy, for the engine to read.
 
     Raises `InvalidRequest` with the reason if it cannot, and `StridedOutput` if a copy would be written to."""
     refusal = ADAPTER.refusal(tensor)
     if refusal is not None:
         raise InvalidRequest(what, refusal)
-    ADAPTER.check(tensor, what)
     return _dense(tensor.detach() if tensor.requires_grad else tensor, what, write)
 
 
@@ -51,10 +62,21 @@ def flat(tensor: Tensor, what: str, write: bool = False) -> Tensor:
     return (writable if write else readable)(tensor, what).view(-1)
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the tensor's memory holds its values in order: contiguous, and no lazily negated or conjugated
+    view."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def resolved(tensor: Tensor) -> Tensor:
+    """Return a dense tensor of the same values, without a gradient."""
+    return tensor.detach().resolve_neg().resolve_conj().contiguous()
+
+
 def _dense(tensor: Tensor, what: str, write: bool) -> Tensor:
-    if tensor.is_contiguous():
+    if is_dense(tensor):
         return tensor
-    dense = ADAPTER.dense(tensor, what, write)
+    dense = resolved(ADAPTER.dense(tensor, what, write))
     if write:
         raise StridedOutput
     return dense
