@@ -2,12 +2,14 @@
 
 The tests are in torch's wheel. farandole stands in for gloo (FARANDOLE_AS_GLOO), so that torch opens the same tests for
 both; those that torch opens only for MPI run too. Each test has processes of its own, forked from one that has imported
-torch; one that fails runs once more. --write also writes docs/reference/torch-suite.md."""
+torch; one that fails runs once more. --seconds ends a run early, with status 3; the next run goes on with the tests
+that are left, from the outcomes in build/torch-suite. --write also writes docs/reference/torch-suite.md."""
 
 import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,8 @@ __all__ = ["BACKENDS", "Outcome", "run_tests"]
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "torch-suite.md"
+KEPT = ROOT / "build" / "torch-suite"
+UNFINISHED = 3  # exit status
 RULE = "|---|---|---|---|---|---|"  # of its first table; rows follow
 HEAD = "| test | ranks | gloo | farandole | reason |\n|---|---|---|---|---|"
 BACKENDS: Mapping[str, Mapping[str, str]] = {"gloo": {}, "farandole": {"FARANDOLE_AS_GLOO": "1"}}
@@ -47,24 +51,44 @@ class Outcome(NamedTuple):
 Outcomes = dict[str, Outcome]
 
 
+class Unfinished(Exception):
+    """The time is over before all tests have run."""
+
+
 def run_tests(
-    backend: str, ranks: int, *, only: str = "", opened: str = "gloo", timeout: float = SUITE_SECONDS
+    backend: str,
+    ranks: int,
+    *,
+    only: str = "",
+    opened: str = "gloo",
+    timeout: float = SUITE_SECONDS,
+    kept: Path | None = None,
 ) -> Outcomes:
     """Run the tests that match `only` over a backend of `BACKENDS`, with those open that torch opens for `opened`.
 
-    Blocks up to `timeout` seconds; raises `subprocess.TimeoutExpired`, or `CalledProcessError` if the suite breaks."""
+    With `kept`, a file, no test begins after `timeout` seconds, and those with outcomes in the file do not run again.
+    Blocks up to `timeout` seconds, or to the end of the last test; raises `Unfinished`, `subprocess.TimeoutExpired`, or
+    `CalledProcessError` if the suite breaks."""
     with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder, "results.json")
+        results = Path(folder, "results.json") if kept is None else kept
         env = {key: value for key, value in os.environ.items() if key != "FARANDOLE_AS_GLOO"}
         env |= {"BACKEND": opened, "WORLD_SIZE": str(ranks), "TEMP_DIR": folder, "MASTER_ADDR": "127.0.0.1"}
         env |= {"OMP_NUM_THREADS": "1", "PYTORCH_PRINT_REPRO_ON_FAILURE": "0", **BACKENDS[backend]}
-        command = [sys.executable, __file__, "--inside", str(results), "--only", only]
-        subprocess.run(command, env=env, timeout=timeout, check=True, capture_output=True, text=True)
-        return {name: Outcome(*each) for name, each in json.loads(results.read_text(encoding="utf-8")).items()}
+        command = [sys.executable, __file__, "--inside", str(results), "--only", only, "--seconds", str(timeout)]
+        longest = timeout if kept is None else timeout + 3 * TEST_SECONDS
+        subprocess.run(command, env=env, timeout=longest, check=True, capture_output=True, text=True)
+        found = json.loads(results.read_text(encoding="utf-8"))
+        left = sum(each is None for each in found.values())
+        if left:
+            raise Unfinished(f"{left} of {len(found)} tests over {backend} at {ranks} ranks are left")
+        return {name: Outcome(*each) for name, each in found.items()}
 
 
-def run_inside(results: Path, only: str) -> None:
-    """Run the tests in this process and its forks, and write their outcomes to `results`."""
+def run_inside(results: Path, only: str, seconds: float) -> None:
+    """Run the tests without outcomes in `results` in this process and its forks, and write their outcomes there.
+
+    No test begins after `seconds`."""
+    end = time.monotonic() + seconds
     if "expecttest" not in sys.modules:  # torch's tests import it, and these do not use it
         module = types.ModuleType("expecttest")
         vars(module)["TestCase"] = unittest.TestCase
@@ -83,11 +107,14 @@ def run_inside(results: Path, only: str) -> None:
             self._start_processes(fork)
 
     names = [name for name in unittest.TestLoader().getTestCaseNames(Suite) if re.search(only, name)]
-    outcomes: Outcomes = {}
+    before = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+    outcomes: dict[str, Outcome | None] = {name: before.get(name) for name in names}
     for name in names:
-        outcomes[name] = run_one(Suite(name))
-        if outcomes[name].state == "failed":
-            outcomes[name] = run_one(Suite(name))
+        if outcomes[name] is not None or time.monotonic() > end:
+            continue
+        found = run_one(Suite(name))
+        outcomes[name] = run_one(Suite(name)) if found.state == "failed" else found
+        results.write_text(json.dumps(outcomes), encoding="utf-8")
     results.write_text(json.dumps(outcomes), encoding="utf-8")
 
 
@@ -102,27 +129,52 @@ def run_one(test: unittest.TestCase) -> Outcome:
     return Outcome("failed", problems[0][1], seconds) if problems else Outcome("passed", "", seconds)
 
 
-def compare(ranks: int, only: str) -> tuple[str, list[str]]:
-    """Run the tests over both backends; return the line of the table, and the lines of the tests that differ.
+def compare(ranks: int, only: str, end: float) -> tuple[Outcomes, Outcomes, Outcomes, Outcomes]:
+    """Run the tests over gloo and farandole, and then those that torch opens for MPI alone; return their outcomes.
 
-    Those that torch opens for MPI alone run over both, too."""
-    found = {backend: run_tests(backend, ranks, only=only) for backend in BACKENDS}
-    closed = [name for name, each in found["gloo"].items() if each.state == "skipped"]
-    pattern = f"^({'|'.join(closed)})$"
-    of_mpi = {backend: run_tests(backend, ranks, only=pattern, opened="mpi") for backend in BACKENDS}
-    passed = [
-        [sum(each.state == "passed" for each in outcomes[backend].values()) for backend in BACKENDS]
-        for outcomes in (found, of_mpi)
+    Keeps outcomes in `KEPT`. Blocks up to `end`, of the monotonic clock; raises `Unfinished`."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+
+    def run(opened: str, only: str) -> list[Outcomes]:
+        return [
+            run_tests(
+                backend,
+                ranks,
+                only=only,
+                opened=opened,
+                timeout=max(0, end - time.monotonic()),
+                kept=KEPT / f"{ranks}-{backend}-{opened}.json",
+            )
+            for backend in BACKENDS
+        ]
+
+    gloo, ours = run("gloo", only)
+    closed = [name for name, each in gloo.items() if each.state == "skipped"]
+    of_mpi, ours_of_mpi = run("mpi", f"^({'|'.join(closed)})$")
+    return gloo, ours, of_mpi, ours_of_mpi
+
+
+def row(ranks: int, found: Sequence[Outcomes]) -> str:
+    """Return the line of the first table for the outcomes that `compare` returns."""
+    passed = [sum(each.state == "passed" for each in outcomes.values()) for outcomes in found]
+    skipped = sum(each.state == "skipped" for each in found[2].values())
+    return f"| {' | '.join(map(str, [ranks, *passed, skipped]))} |"
+
+
+def differing(found: Mapping[int, Sequence[Outcomes]]) -> list[str]:
+    """Return a line for each test that fails over one of the backends, with the numbers of ranks."""
+    lines: dict[tuple[str, str, str], tuple[list[str], str]] = {}
+    for ranks, (gloo, ours, of_mpi, ours_of_mpi) in found.items():
+        for theirs, mine in ((gloo, ours), (of_mpi, ours_of_mpi)):
+            for name, first in theirs.items():
+                second = mine[name]
+                if first.state != second.state or first.state == "failed":
+                    key = (name, first.state, second.state)
+                    lines.setdefault(key, ([], reason_of(name, first, second)))[0].append(str(ranks))
+    return [
+        f"| `{name}` | {', '.join(ranks)} | {first} | {second} | {reason} |"
+        for (name, first, second), (ranks, reason) in lines.items()
     ]
-    skipped = sum(each.state == "skipped" for each in of_mpi["gloo"].values())
-    cells = [ranks, *passed[0], *passed[1], skipped]
-    lines = [
-        f"| `{name}` | {ranks} | {gloo.state} | {ours.state} | {reason_of(name, gloo, ours)} |"
-        for outcomes in (found, of_mpi)
-        for name, gloo in outcomes["gloo"].items()
-        if (ours := outcomes["farandole"][name]).state != gloo.state or "failed" in (gloo.state, ours.state)
-    ]
-    return f"| {' | '.join(map(str, cells))} |", lines
 
 
 def reason_of(name: str, *outcomes: Outcome) -> str:
@@ -137,33 +189,39 @@ def reason_of(name: str, *outcomes: Outcome) -> str:
     return (errors[-1] if errors else outcomes[0].reason.strip().rpartition("\n")[2])[:LONGEST_REASON].replace("|", "/")
 
 
-def page(tables: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Return the page's text with the lines of `tables`."""
+def page(rows: Sequence[str], lines: Sequence[str]) -> str:
+    """Return the page's text with the rows of its two tables."""
     before = PAGE.read_text(encoding="utf-8").partition(RULE)[0]
-    rows = "\n".join(row for row, _ in tables)
-    differing = "\n".join(line for _, lines in tables for line in lines) or "| none | | | | |"
     tested = f"With torch {version('torch')}. Tests that fail over one of them:"
-    return "\n".join([before + RULE, rows, "", tested, "", HEAD, differing, ""])
+    return "\n".join([before + RULE, *rows, "", tested, "", HEAD, *(lines or ["| none | | | | |"]), ""])
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 8])
     parser.add_argument("--only", default="", help="tests whose names match this pattern")
+    parser.add_argument("--seconds", type=float, default=SUITE_SECONDS, help="begin no test after so many seconds")
+    parser.add_argument("--anew", action="store_true", help=f"forget the outcomes in {KEPT.relative_to(ROOT)}")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside is not None:
-        return run_inside(given.inside, given.only)
-    tables = []
-    for ranks in given.ranks:
-        tables.append(compare(ranks, given.only))
-        sys.stdout.write("\n".join([tables[-1][0], *tables[-1][1], ""]))
-        sys.stdout.flush()
+        run_inside(given.inside, given.only, given.seconds)
+        return 0
+    if given.anew:
+        shutil.rmtree(KEPT, ignore_errors=True)
+    end = time.monotonic() + given.seconds
+    try:
+        found = {ranks: compare(ranks, given.only, end) for ranks in given.ranks}
+    except Unfinished as left:
+        sys.stderr.write(f"{left}; run the same command again\n")
+        return UNFINISHED
+    rows, lines = [row(ranks, each) for ranks, each in found.items()], differing(found)
+    sys.stdout.write("\n".join([*rows, *lines, ""]))
     if given.write:
-        PAGE.write_text(page(tables), encoding="utf-8")
-    return None
+        PAGE.write_text(page(rows, lines), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
