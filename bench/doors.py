@@ -2,10 +2,10 @@
 
     python bench/doors.py [--only trainer lightning_ddp] [--rounds 3]
 
-The programs of bench/programs and accelerate's own test script know nothing of farandole. Two ranks, each with one
-thread of torch, run each of them below torchrun, in turn over gloo and over farandole. Prints whether the losses are
-equal, and a table of seconds per step, and writes bench/results/*-doors.json. A program whose library is not installed
-is left out with the reason."""
+The programs of bench/programs and accelerate's own test scripts know nothing of farandole. Two ranks, each with one
+thread of torch, run each of them in turn over gloo and over farandole, below torchrun or as Ray starts them. Prints
+whether the losses are equal, and a table of seconds per step, and writes
+bench/results/*-doors.json. A program whose library is not installed is left out with the reason."""
 
 import argparse
 import importlib.util
@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
 
 from comparison import OURS, Line, compare, table
@@ -30,15 +31,24 @@ MUST, SHARE = 1.3, 0.1
 SETTINGS: Mapping[str, Mapping[str, str]] = {OURS: {"FARANDOLE_AS_GLOO": "1"}, GLOO: {"FARANDOLE_AS_GLOO": "0"}}
 
 
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A program: the packages that it needs, and how its two processes start."""
+
+    packages: Sequence[str]
+    torchrun: bool = True  # or it starts them itself
+
+
 ACCELERATE = "accelerate"
-# By program: the packages that it needs.
-DOORS: Mapping[str, Sequence[str]] = {
-    "trainer": ["transformers", "accelerate"],
-    "lightning_ddp": ["lightning"],
-    "keras_torch": ["keras"],
-    ACCELERATE: ["accelerate"],
+DOORS: Mapping[str, Door] = {
+    "trainer": Door(["transformers", "accelerate"]),
+    "lightning_ddp": Door(["lightning"]),
+    "keras_torch": Door(["keras"]),
+    "ray_train": Door(["ray"], torchrun=False),
+    "deepspeed_zero": Door(["deepspeed"]),
+    ACCELERATE: Door(["accelerate"]),
 }
-ACCELERATE_SCRIPT = "accelerate.test_utils.scripts.test_script"
+ACCELERATE_SCRIPTS = ["test_script", "test_sync", "test_ops", "test_distributed_data_loop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +60,13 @@ class Found:
     share: float
 
 
-def launch(contender: str, program: Sequence[str]) -> str:
+def launch(contender: str, program: Sequence[str], torchrun: bool = True) -> str:
     """Run a program over a contender and return its output; raises `RuntimeError` with the output if it fails."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
+    before = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port] if torchrun else []
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port, *program],
+        [sys.executable, *before, *program],
         env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1", **SETTINGS[contender]},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -72,7 +83,7 @@ def measure(name: str, rounds: int) -> tuple[Race, Line]:
     runs: dict[str, list[Found]] = {OURS: [], GLOO: []}
 
     def run(contender: str) -> float:
-        output = launch(contender, [str(PROGRAMS / f"{name}.py")])
+        output = launch(contender, [str(PROGRAMS / f"{name}.py")], DOORS[name].torchrun)
         found = next(line for line in output.splitlines() if PREFIX in line).partition(PREFIX)[2]
         runs[contender].append(Found(**json.loads(found)))
         return runs[contender][-1].seconds
@@ -94,13 +105,13 @@ def main() -> None:
     races: dict[str, Race] = {}
     lines: list[Line] = []
     for name in given.only:
-        missing = [each for each in DOORS[name] if importlib.util.find_spec(each) is None]
+        missing = [each for each in DOORS[name].packages if importlib.util.find_spec(each) is None]
         if missing:
             sys.stdout.write(f"{name} is left out: {', '.join(missing)} is not installed\n")
         elif name == ACCELERATE:
-            for contender in SETTINGS:
-                launch(contender, ["-m", ACCELERATE_SCRIPT])
-                sys.stdout.write(f"{ACCELERATE_SCRIPT} passes over {contender}\n")
+            for script, contender in product(ACCELERATE_SCRIPTS, SETTINGS):
+                launch(contender, ["-m", f"accelerate.test_utils.scripts.{script}"])
+                sys.stdout.write(f"accelerate's {script} passes over {contender}\n")
         else:
             races[name], line = measure(name, given.rounds)
             lines.append(line)
@@ -108,7 +119,7 @@ def main() -> None:
         sys.stdout.flush()
     if lines:
         sys.stdout.write(f"{table('unedited programs over gloo, 2 ranks', lines)}\n")
-        packages = ["farandole", "torch", *dict.fromkeys(each for needed in DOORS.values() for each in needed)]
+        packages = ["farandole", "torch", *dict.fromkeys(chain(*(DOORS[name].packages for name in races)))]
         sys.stdout.write(f"{record('doors', races, packages, lines)}\n")
 
 
