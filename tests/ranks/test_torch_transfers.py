@@ -1,5 +1,6 @@
 """Messages between two ranks of a process group, and what is made of them and of allgathers, as torch asks for it."""
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -129,6 +130,28 @@ def test_collectives_go_on_after_a_message_of_another_size() -> None:
         group.barrier().wait()
 
     in_group(2, body, Config(collective_timeout=timedelta(seconds=5)))
+
+
+def test_messages_of_a_rank_that_has_left() -> None:
+    left = threading.Event()
+
+    def body(group: FarandoleGroup) -> None:
+        if group.rank() == 0:
+            for count in (3, 0, 5):
+                group.send([torch.full((count,), 2.0)], 1, 0).wait()
+            group.send([torch.full((4,), 2.0)], 1, 7)
+            group.shutdown()
+            left.set()
+            return
+        assert left.wait(SHORT.total_seconds())
+        for count, tag in ((3, 0), (4, 7), (0, 0), (5, 0)):
+            received = torch.zeros(count)
+            group.recv([received], 0, tag).wait()
+            assert received.tolist() == [2.0] * count
+        with pytest.raises(PeerLost, match="rank 0"):
+            group.recv([torch.zeros(1)], 0, 0).wait()
+
+    in_group(2, body)
 
 
 def test_lazily_negated_views() -> None:
