@@ -230,6 +230,32 @@ def test_torch_optimizers_of_one_rank_work_when_it_is_no_longer_alone(in_elastic
     assert run_ranks(2, body) == [[-1.5, 1.5]] * 2
 
 
+def test_schedulers_in_a_torch_state_still_set_the_rate_of_the_optimizer() -> None:
+    require("torch")
+    import torch
+
+    import farandole.torch as hvd
+
+    def body(context: Context) -> list[float]:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2], gamma=0.1)
+        state = hvd.elastic.TorchState(model, optimizer, scheduler=scheduler)
+        state.sync()
+        assert state.scheduler is scheduler  # a copy would set the rate of a copy of the optimizer
+        rates = []
+        for _ in range(2):
+            optimizer.step()
+            state.scheduler.step()
+            rates.append(optimizer.param_groups[0]["lr"])
+        state.restore()
+        optimizer.step()
+        scheduler.step()
+        return [*rates, optimizer.param_groups[0]["lr"]]
+
+    assert run_ranks(2, body) == [pytest.approx([0.1, 0.01, 0.1])] * 2
+
+
 def test_torch_gradients_of_a_dead_engine_are_dropped(in_elastic_job: None) -> None:
     require("torch")
     import torch

@@ -1,5 +1,6 @@
 """Handlers: how one kind of value in a state is saved, restored and taken over from rank 0."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -7,7 +8,7 @@ from farandole.core import default
 from farandole.core.operations.objects import broadcast_object
 from farandole.errors import FarandoleError
 
-__all__ = ["LoaderStateHandler", "Resizable", "StateHandler", "StateLost"]
+__all__ = ["LoaderStateHandler", "Resizable", "StateHandler", "StateLost", "Stateful", "StatefulHandler"]
 
 V = TypeVar("V")
 
@@ -65,21 +66,38 @@ class Resizable(Protocol):
     def resize(self, rank: int, size: int) -> None: ...
 
 
-class LoaderStateHandler(StateHandler[Resizable]):
-    """Handler of a loader: the rows of the epoch that all ranks have visited; a reset shares out the others."""
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that writes and reads its own state, such as a scheduler of the learning rate or a gradient scaler."""
 
-    def __init__(self, loader: Resizable) -> None:
-        super().__init__(loader)
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> object: ...
+
+
+F = TypeVar("F", bound=Stateful)
+
+
+class StatefulHandler(StateHandler[F]):
+    """Handler of an object that stays the same: only its state is saved, and taken over from rank 0."""
+
+    def __init__(self, value: F) -> None:
+        super().__init__(value)
         self.save()
 
     def save(self) -> None:
-        self._saved = self.value.state_dict()
+        self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
+        # The object may keep what it is given, and change that.
+        self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "elastic.loader"))
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "elastic.state"))
+
+
+class LoaderStateHandler(StatefulHandler[Resizable]):
+    """Handler of a loader: the rows of the epoch that all ranks have visited; a reset shares out the others."""
 
     def reset(self) -> None:
         self.value.resize(default.rank(), default.size())

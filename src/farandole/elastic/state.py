@@ -10,7 +10,14 @@ from farandole.core.operations import kinds
 from farandole.core.operations.objects import broadcast_object
 from farandole.core.operations.reduction import Max, Reduction
 from farandole.core.operations.request import Request
-from farandole.elastic.handlers import LoaderStateHandler, Resizable, StateHandler, StateLost
+from farandole.elastic.handlers import (
+    LoaderStateHandler,
+    Resizable,
+    Stateful,
+    StatefulHandler,
+    StateHandler,
+    StateLost,
+)
 from farandole.errors import FarandoleError
 
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "State"]
@@ -134,8 +141,10 @@ class State:
 class ObjectState(State):
     """State of Python objects, which are attributes: `ObjectState(epoch=0)` has `state.epoch`.
 
-    `save` copies them deeply, `sync` sends rank 0's by cloudpickle. A `farandole.data.Loader` keeps its position among
-    the rows, whatever the number of ranks. Assigning another loader to its attribute saves it."""
+    `save` copies them deeply, `sync` sends rank 0's by cloudpickle. An object with `state_dict` and `load_state_dict`,
+    such as a scheduler of the learning rate, stays the same object: a copy of it would change a copy of the optimizer.
+    A `farandole.data.Loader` keeps its position among the rows, whatever the number of ranks. Assigning another such
+    object to its attribute saves it."""
 
     _handlers: dict[str, StateHandler[Any]]
 
@@ -200,7 +209,11 @@ class ObjectState(State):
 
     def _handler_of(self, value: object) -> StateHandler[Any] | None:
         """Return a new handler for `value`; None if it is kept as an object."""
-        return LoaderStateHandler(value) if isinstance(value, Resizable) else None
+        if isinstance(value, type):
+            return None
+        if isinstance(value, Resizable):
+            return LoaderStateHandler(value)
+        return StatefulHandler(value) if isinstance(value, Stateful) else None
 
     def _copy(self, value: object) -> object:
         return copy.deepcopy(value)

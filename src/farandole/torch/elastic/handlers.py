@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from farandole.core.operations.objects import broadcast_object
 from farandole.elastic import StateHandler
-from farandole.elastic.handlers import StateLost
+from farandole.elastic.handlers import StatefulHandler, StateLost
 from farandole.torch.elastic.sampler import ElasticSampler
 from farandole.torch.front import Front
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
@@ -145,22 +145,8 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
             parameter.grad = None
 
 
-class SamplerStateHandler(StateHandler[ElasticSampler]):
+class SamplerStateHandler(StatefulHandler[ElasticSampler]):
     """Handler of an `ElasticSampler`: its epoch and the samples that were processed."""
-
-    def __init__(self, sampler: ElasticSampler) -> None:
-        super().__init__(sampler)
-        self._saved: dict[str, int] = {}
-        self.save()
-
-    def save(self) -> None:
-        self._saved = self.value.state_dict()
-
-    def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
-
-    def sync(self) -> None:
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "elastic.sampler"))
 
     def reset(self) -> None:
         self.value.reset()
