@@ -129,6 +129,9 @@ def positive_count(text: str) -> int:
     return whole_number(text, 1)
 
 
+MOST_RANKS = 1 << 20  # in a list of them
+
+
 def rank_count(text: str) -> int:
     """Read a number of ranks; "auto" is `AUTO`. Raises argparse's error for anything else."""
     return AUTO if text == "auto" else positive_count(text)
@@ -139,9 +142,10 @@ def ranks_named(text: str) -> Sequence[int]:
     ranks: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"(?:rank)?([0-9]+)(?:-([0-9]+))?", part.strip(), re.ASCII)
-        if found is None or int(found[2] or found[1]) < int(found[1]):
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        if not first <= last < MOST_RANKS:
             raise argparse.ArgumentTypeError(f"must be ranks, as in rank0 or 0,4-7, got {text!r}")
-        ranks += range(int(found[1]), int(found[2] or found[1]) + 1)
+        ranks += range(first, last + 1)
     return ranks
 
 

@@ -20,7 +20,10 @@ def run_script(script: Path) -> Sequence[str]:
     # By sh, which takes scripts without "#!", too.
     words = ["sh", "-c", '"$0"', str(script.absolute())] if os.access(script, os.X_OK) else ["sh", str(script)]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+        # Bytes that are no text end in an error about that host, not in one of Python's decoder.
+        done = subprocess.run(
+            words, capture_output=True, text=True, errors="backslashreplace", timeout=SECONDS, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(OPTION, f"{script} did not end within {SECONDS} s") from error
     if done.returncode != 0:

@@ -132,6 +132,13 @@ def test_a_discovery_script_of_ones_own(tmp_path: Path) -> None:
     assert HostScript(script, 2).find_available_hosts_and_slots() == {"a": 2, "b": 3, "fd00::1": 2}
 
 
+def test_a_discovery_script_that_prints_no_text(tmp_path: Path) -> None:
+    script = tmp_path / "hosts.sh"
+    script.write_text("printf '\\377:x'\n")
+    with pytest.raises(ConfigError, match="xff:x' is no host"):
+        HostScript(script, 2).find_available_hosts_and_slots()
+
+
 @pytest.mark.parametrize("first", ["#!/usr/bin/env python3", "#!/bin/bash", None])
 def test_a_discovery_script_in_any_language(tmp_path: Path, first: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "hosts"

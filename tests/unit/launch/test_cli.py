@@ -98,6 +98,7 @@ def test_what_cannot_be_is_refused_by_name(flag: str, values: int, capsys: pytes
         (("run", "-np", "some", "true"), "must be a whole number >= 1, got 'some'"),
         (("run", "-np", "2", "--max-restarts", "-1", "true"), "must be a whole number >= 0, got '-1'"),
         (("run", "-np", "2", "--output-filter", "rank3-1", "true"), "must be ranks, as in rank0 or 0,4-7"),
+        (("run", "-np", "2", "--output-filter", "0-99999999999", "true"), "must be ranks, as in rank0 or 0,4-7"),
         (("run", "-np", "2", "--mpi", "--max-restarts", "1", "true"), "mpirun prints all lines and starts once"),
         (("docter",), "did you mean doctor?"),
         (("doctor", "--hots", "a,b"), "did you mean --hosts?"),

@@ -14,7 +14,7 @@ from farandole.errors import ConfigError, FarandoleError
 from farandole.launch.backend import Agent, Backend, Host
 from farandole.launch.scripts import parse_script_hosts, run_script
 
-__all__ = ["Agents", "Found", "HostDiscovery", "HostScript", "Opened", "OpenedAgent", "Watch"]
+__all__ = ["Agents", "Found", "HostDiscovery", "HostScript", "Opened", "OpenedAgent", "Watch", "log_hosts"]
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,14 @@ class Watch:
             if settled != self._hosts:
                 self._hosts = settled
                 self._events.put(Found(_as_hosts(settled)))
+
+
+def log_hosts(hosts: Sequence[Host], wanted: int) -> None:
+    """Log the hosts; warn if a job that begins would wait for slots for `wanted` ranks."""
+    log.info("hosts: %s", ", ".join(f"{host.name}:{host.slots}" for host in hosts) or "none")
+    slots = sum(host.slots for host in hosts)
+    if slots < wanted:
+        log.warning("%d ranks (-np) have %d slots: the job waits for more until the start timeout", wanted, slots)
 
 
 def _ask(discovery: HostDiscovery) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from farandole.launch.backend import Assignment, Backend, Host, OnLine, Rank, Task
 from farandole.launch.cores import threads_per_rank
-from farandole.launch.elastic.hosts import Agents, Found, HostDiscovery, Opened, OpenedAgent, Watch
+from farandole.launch.elastic.hosts import Agents, Found, HostDiscovery, Opened, OpenedAgent, Watch, log_hosts
 from farandole.launch.elastic.joining import Adopted, Record
 from farandole.launch.elastic.members import Came, Left, Members, Returned
 from farandole.launch.elastic.roster import End, Form, Limits, Outcome, Roster, Start, Tell
@@ -157,7 +157,7 @@ class ElasticJob:
     def _handle(self, event: object) -> None:
         now = time.monotonic()
         if isinstance(event, Found):
-            log.info("hosts: %s", ", ".join(f"{host.name}:{host.slots}" for host in event.hosts) or "none")
+            log_hosts(event.hosts, self._roster.limits.wanted if self._roster.generation < 0 else 0)
             self._roster.find_hosts(event.hosts)
         elif isinstance(event, Opened):
             self._agents.note(event)

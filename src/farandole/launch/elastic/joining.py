@@ -42,13 +42,13 @@ class Record:
 
     @property
     def _file(self) -> Path:
-        return Path(self.folder).expanduser() / FILE
+        return _expanded(self.folder) / FILE
 
     @classmethod
     def find(cls, name: str) -> "Record":
         """Read the record of the job `name`, or of the newest one for "last"; raises `ConfigError` without any."""
         pattern = f"{'*' if name == 'last' else name}/{FILE}"
-        files = sorted(Path(STATE).expanduser().glob(pattern), key=lambda file: file.stat().st_mtime)
+        files = sorted(_expanded(STATE).glob(pattern), key=lambda file: file.stat().st_mtime)
         if not files:
             raise ConfigError("join", f"no job {name!r} has lost its launcher here; {STATE} has a folder for each")
         said = json.loads(files[-1].read_text())
@@ -56,19 +56,30 @@ class Record:
         return cls(files[-1].parent.name, bytes.fromhex(said["secret"]), said["addresses"], members)
 
     def write(self) -> None:
-        """Replace the file."""
+        """Replace the file; raises `ConfigError` if the folder cannot be written to."""
         said = {"secret": self.secret.hex(), "addresses": self.addresses, "members": self.members}
-        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = self._file.with_suffix(".new")
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(said, file)
-        new.replace(self._file)
+        try:
+            new.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                json.dump(said, file)
+            new.replace(self._file)
+        except OSError as error:
+            raise ConfigError("survive_launcher", f"the job's folder cannot be written: {error}; set HOME") from error
 
     def remove(self) -> None:
         """Remove the file, and the folder unless members have written there."""
-        self._file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it could not be written either
+            self._file.unlink()
         with contextlib.suppress(OSError):
             self._file.parent.rmdir()
+
+
+def _expanded(folder: str) -> Path:
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise ConfigError("survive_launcher", f"{folder} needs a home: this user has none; set HOME") from error
 
 
 class Adopted:

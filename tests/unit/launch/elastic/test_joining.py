@@ -35,6 +35,14 @@ def test_a_record_is_private_and_is_found_again() -> None:
         Record.find("last")
 
 
+def test_a_home_that_cannot_hold_the_record_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="job's folder cannot be written: .*/file/.*; set HOME"):
+        Record().write()
+    Record().remove()  # the job ends with the error above
+
+
 @pytest.mark.parametrize("well", [True, False])
 def test_an_adopted_member_shows_its_lines_and_its_end(tmp_path: Path, well: bool) -> None:
     log, said = tmp_path / "log", queue.SimpleQueue[tuple[int, str, str]]()
