@@ -20,9 +20,9 @@ from farandole.data.loading.plans import GlobalPlan, LocalPlan, Policy
 from farandole.data.loading.reading import ROUND_BYTES, Reading, checked_meanwhile, read_pieces, transformed
 from farandole.data.loading.rounds import Columns, Piece, RowGroupReader
 from farandole.data.loading.settings import check_loader, check_source
-from farandole.data.loading.state import NO_SEED, NO_VERSION, State
+from farandole.data.loading.state import MOVED, NO_SEED, NO_VERSION, State
 from farandole.data.tables.versions import at_version, same_version
-from farandole.errors import ConfigError, DataError
+from farandole.errors import ConfigError, DataError, ReaderError
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Loader:
     that step's batch. With `alone`, only making the loader is collective: each rank takes batches at its own pace and
     raises only its own errors. Iterating blocks while no row is ready.
     `seed` replaces the seed of `reading`, which is 0 by default. Raises `DataError` for columns and rows, `SourceError`
-    for files, `ConfigError` for settings.
+    for files, `ConfigError` for settings, `ReaderError` in an iterator that goes on after another one.
     """
 
     _plan: GlobalPlan | LocalPlan
@@ -153,7 +153,7 @@ class Loader:
         if not far:
             together(self._source.check, self._gather)
         meter = self._meter = Meter(self._epoch)
-        steps, stride = self._steps_left, self._plan.stride
+        steps, plan = self._steps_left, self._plan
         batches = self._batches(meter)
         if far:  # reading checks each range, too, so the first requests need not wait for the listing
             batches = checked_meanwhile(batches, self._source.check)
@@ -162,11 +162,14 @@ class Loader:
                 meter.steps += 1
                 meter.rows += batch.rows
                 # Moved before the batch is yielded: a state that is saved while it is used counts it as done.
-                self._position += stride
+                self._position += plan.stride
                 if meter.steps == steps:
                     meter.stop()
                     self._finish(meter.metrics)
+                place = self._epoch, self._position
                 yield batch
+                if meter.steps < steps and (self._plan is not plan or place != (self._epoch, self._position)):
+                    raise ReaderError(MOVED)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the first row of epoch `epoch`; keep the position if it is the current epoch."""
@@ -219,8 +222,8 @@ class Loader:
                 else "files or columns of this table differ"
             )
             raise ConfigError("state", f"belongs to other data: {problem}")
-        if not 0 <= found.visited <= self.rows:
-            raise ConfigError("state", f"has visited {found.visited} of {self.rows} rows")
+        if found.epoch < 0 or not 0 <= found.visited <= self.rows:
+            raise ConfigError("state", f"has visited {found.visited} of {self.rows} rows of epoch {found.epoch}")
         seed = None if found.seed == NO_SEED else found.seed
         self._order = replace(
             self._order, lanes=found.lanes, window=found.window, seed=seed, permuted=bool(found.permuted)

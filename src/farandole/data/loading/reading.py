@@ -1,7 +1,7 @@
 """Reading of one rank's rows: its settings, and the pieces from which batches are cut."""
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -174,14 +174,18 @@ def checked_meanwhile(items: Generator[T], check: Callable[[], None]) -> Generat
 def transformed(piece: Piece, transform: Transform | None, planned: Columns) -> Piece:
     """Return the columns, with a user's transform applied; `planned` has no rows, and the columns' planned types.
 
-    Raises `DataError` for a transform that changes the number of rows, or leaves nulls or arrays of other lengths."""
+    Raises `DataError` for a transform that returns no columns, changes the number of rows, or leaves nulls or arrays of
+    other lengths."""
     if transform is None or not piece:
         return piece
     columns = joined(piece)
     # Before the transform, which may fill them in place.
     nulls = {name: nulls_in(values, planned[name]) for name, values in columns.items() if name in planned}
     made: Piece = {}
-    for name, values in transform(dict(columns)).items():
+    returned = transform(dict(columns))
+    if not isinstance(returned, Mapping) or not returned:
+        raise DataError("", f"the transform must return a dictionary of columns, got {returned!r}")
+    for name, values in returned.items():
         if len(values) != rows_of(columns):
             raise DataError(
                 name,

@@ -3,7 +3,7 @@
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from farandole.data import ArrowSource, Batch, Loader, Metrics, ParquetSource, P
 from farandole.data.formats.row_groups import RowGroup
 from farandole.data.loading.rounds import Columns
 from farandole.data.loading.values import Values
-from farandole.errors import ConfigError, DataError, SourceError
+from farandole.errors import ConfigError, DataError, ReaderError, SourceError
 from helpers.datasets import RAGGED, read_all, write_rows
 
 SMALL = Reading(lanes=4, window=7)
@@ -204,6 +204,44 @@ def test_a_state_of_other_data_is_refused(tmp_path: Path) -> None:
         one.load_state_dict({"epoch": 1})
     with pytest.raises(ConfigError, match="has visited 11 of 10 rows"):
         one.load_state_dict(one.state_dict() | {"visited": 11})
+    with pytest.raises(ConfigError, match="of epoch -1"):
+        one.load_state_dict(one.state_dict() | {"epoch": -1})
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda loader: next(iter(loader)),
+        lambda loader: loader.set_epoch(3),
+        lambda loader: loader.resize(0, 2),
+        lambda loader: loader.load_state_dict(loader.state_dict() | {"visited": 0}),
+    ],
+)
+def test_an_iterator_whose_loader_was_moved_repeats_no_rows(tmp_path: Path, move: Callable[[Loader], object]) -> None:
+    write_rows(tmp_path, RAGGED["even"])
+    loader = Loader(ParquetSource(str(tmp_path)), batch_size=7, policy="join")
+    batches = iter(loader)
+    next(batches)
+    move(loader)
+    with pytest.raises(ReaderError, match="iterate over it anew"):
+        next(batches)
+
+
+@pytest.mark.parametrize("made", [None, {}, [1]])
+def test_a_transform_that_returns_no_columns_is_named(tmp_path: Path, made: Any) -> None:
+    write_rows(tmp_path, RAGGED["even"])
+    loader = Loader(
+        ParquetSource(str(tmp_path)), batch_size=7, policy="join", reading=Reading(transform=lambda rows: made)
+    )
+    with pytest.raises(DataError, match="the transform must return a dictionary of columns, got "):
+        list(loader)
+
+
+def test_two_iterators_of_a_loader_at_the_same_time_are_refused(tmp_path: Path) -> None:
+    write_rows(tmp_path, RAGGED["even"])
+    loader = Loader(ParquetSource(str(tmp_path)), batch_size=7, policy="join")
+    with pytest.raises(ReaderError, match="make a loader for each iterator"):
+        list(zip(loader, loader, strict=True))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
