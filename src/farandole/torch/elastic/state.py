@@ -15,8 +15,8 @@ from farandole.torch.elastic.handlers import ModelStateHandler, OptimizerStateHa
 class TorchState(ObjectState):
     """State of a model, an optimizer, and any other objects by name, which are attributes: `state.epoch`.
 
-    Modules, optimizers, `ElasticSampler`s and loaders are saved by their handlers, see `get_handler_registry`; schedulers
-    of the learning rate, gradient scalers and other objects with `state_dict` by that; other objects by deep copies.
+    Modules, optimizers, `ElasticSampler`s and loaders are saved by their handlers, see `get_handler_registry`;
+    schedulers of the learning rate, gradient scalers and what else has `state_dict` by that; other objects by copies.
     Assigning another one of them to its attribute saves it, except for the last kind.
 
     With `copies=False`, `commit` copies neither the optimizer's parameters nor its state, so that a program can call it

@@ -38,7 +38,7 @@ def test_a_record_is_private_and_is_found_again() -> None:
 def test_a_home_that_cannot_hold_the_record_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="job's folder cannot be written: .*/file/.*; set HOME"):
+    with pytest.raises(ConfigError, match=r"job's folder cannot be written: .*/file/.*; set HOME"):
         Record().write()
     Record().remove()  # the job ends with the error above
 
