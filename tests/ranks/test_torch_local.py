@@ -101,9 +101,43 @@ def test_a_process_set_and_wrong_arguments() -> None:
     def body(context: Context) -> torch.Tensor:
         pair = hvd.add_process_set([0, 1])
         net = build()
-        with pytest.raises(ValueError, match="sync_every must be > 0"):
+        with pytest.raises(ValueError, match="sync_every must be an integer > 0"):
             hvd.LocalSGD(adam(net), 0)
         return train(hvd.LocalSGD(adam(net), 2, process_set=pair), net, context.rank, range(STEPS))
 
     first, second, alone = run_ranks(3, body)
     assert (first == second).all() and not torch.allclose(first, alone)
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("wrap", [hvd.LocalSGD, hvd.DiLoCo])
+def test_a_step_that_a_gradient_scaler_skips_on_one_rank_counts(wrap: Any, fused: bool, unscales: bool) -> None:
+    def body(context: Context) -> tuple[list[int], torch.Tensor]:
+        net, alone = build(), build()
+        optimizer = wrap(torch.optim.Adam(net.parameters(), 0.05, fused=fused), sync_every=2)
+        other = torch.optim.Adam(alone.parameters(), 0.05, fused=fused)
+        scaler, counts = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100), []
+        for step in range(3):
+            backward(net, context.rank, step)
+            factor = scaler.scale(torch.tensor(float("inf") if step + context.rank == 0 else 1.0))
+            for parameter in net.parameters():
+                assert parameter.grad is not None
+                parameter.grad *= factor
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            counts.append(optimizer._steps)
+            if step == 0 and context.rank == 0:
+                assert torch.equal(weights(net), weights(alone))
+            elif step == 0:
+                backward(alone, context.rank, step)
+                other.step()
+                assert torch.allclose(weights(net), weights(alone), rtol=1e-12)
+        optimizer.synchronize()
+        return counts, weights(net)
+
+    (one, first), (two, second) = run_ranks(2, body)
+    assert one == two == [1, 0, 1]
+    assert torch.equal(first, second)

@@ -20,14 +20,30 @@ class _Local(Front):
     _every: int
     _steps: int  # since the last synchronization
     _process_set: ProcessSet
+    _step_supports_amp_scaling = True  # so that a gradient scaler calls `step` also when it skips this rank's update
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Step with this rank's gradients; the last of `sync_every` steps calls `synchronize`."""
-        loss = super().step(closure)
+        loss = self._step_alone(closure)
         self._steps += 1
         if self._steps >= self._every:
             self.synchronize()
         return loss
+
+    def _step_alone(self, closure: Callable[[], float] | None) -> float | None:
+        """Step, unless a gradient scaler has found infinite gradients, which other ranks need not have."""
+        found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        inherits = getattr(super(), "_step_supports_amp_scaling", False)
+        if found is None or inherits or "_step_supports_amp_scaling" in vars(self):  # the last for fused optimizers
+            return super().step(closure)
+        if found.item():
+            return None
+        if scale is not None:
+            for parameter in self._given():
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale.item())
+        self.found_inf = self.grad_scale = None  # the scaler deletes them
+        return super().step(closure)
 
     def synchronize(self) -> None:
         """Make the parameters equal on all ranks, and begin to count steps anew.
@@ -41,10 +57,12 @@ class _Local(Front):
     def _exchange(self) -> None:
         grouped_allreduce_(list(self._parameters()), op=Average, name="local_sgd", process_set=self._process_set)
 
-    def _parameters(self) -> Iterator[torch.Tensor]:
+    def _given(self) -> Iterator[torch.Tensor]:
         for group in self.param_groups:
-            for parameter in group["params"]:
-                yield parameter.detach()
+            yield from group["params"]
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        return map(torch.Tensor.detach, self._given())
 
     def rejoin(self) -> None:
         """Keep the counts: an elastic job gives its new ranks the state of an old one."""
@@ -115,7 +133,7 @@ def LocalSGD(
     ranks', which is one allreduce (Stich, "Local SGD Converges Fast and Communicates Little", 2019). Other state, such
     as momentum, stays the rank's own. Every rank must make equally many steps. The result shares parameters and state
     with `optimizer`, which should no longer be used; `synchronize` averages at once, for example before an evaluation.
-    Raises `ValueError` if `sync_every` is not positive."""
+    Raises `ValueError` if `sync_every` is no positive integer."""
     return _local(_Local, optimizer, sync_every, process_set)
 
 
@@ -133,7 +151,7 @@ def DiLoCo(
     as a gradient of them, for SGD with Nesterov momentum (Douillard et al., "DiLoCo: Distributed Low-Communication
     Training of Language Models", 2023). The parameters must be equal on all ranks when it is made: call
     `broadcast_parameters` before. It holds two more copies of the parameters. `compression` makes the moves smaller.
-    Raises `ValueError` if `sync_every` is not positive."""
+    Raises `ValueError` if `sync_every` is no positive integer."""
     wrapped = _local(_Outer, optimizer, sync_every, process_set)
     wrapped._kept = [parameter.clone() for parameter in wrapped._parameters()]
     wrapped._outer = torch.optim.SGD(wrapped._kept, outer_lr, outer_momentum, nesterov=outer_momentum > 0)
@@ -143,8 +161,8 @@ def DiLoCo(
 
 def _local(front: type[F], optimizer: torch.optim.Optimizer, sync_every: int, process_set: ProcessSet) -> F:
     require_registered(process_set, "LocalSGD")
-    if sync_every <= 0:
-        raise ValueError(f"sync_every must be > 0, got {sync_every}")
+    if not isinstance(sync_every, int) or sync_every <= 0:
+        raise ValueError(f"sync_every must be an integer > 0, got {sync_every!r}")
     wrapped = mix_in(front, optimizer)
     wrapped._every, wrapped._steps, wrapped._process_set = sync_every, 0, process_set
     return wrapped
