@@ -79,6 +79,20 @@ def test_diloco_follows_the_paper(every: int, lr: float, momentum: float) -> Non
             torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
+def test_parameters_that_are_broadcast_after_diloco_was_made() -> None:
+    def body(context: Context) -> torch.Tensor:
+        net = build()
+        if context.rank == 1:
+            with torch.no_grad():
+                net.weight += 1
+        optimizer = hvd.DiLoCo(adam(net), 2)
+        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+        return train(optimizer, net, context.rank, range(STEPS))
+
+    for got in run_ranks(2, body):
+        torch.testing.assert_close(got, simulate(2, 2, 0.7, 0.9), rtol=1e-12, atol=1e-12)
+
+
 def test_local_sgd_averages_parameters() -> None:
     def body(context: Context) -> torch.Tensor:
         net = build()

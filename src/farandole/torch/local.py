@@ -9,7 +9,7 @@ from farandole.core.operations.compression import Compressor
 from farandole.core.operations.reduction import Average
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, require_registered
 from farandole.torch.front import Front, mix_in
-from farandole.torch.ops import Compression, grouped_allreduce, grouped_allreduce_
+from farandole.torch.ops import Compression, broadcast_async_, grouped_allreduce, grouped_allreduce_
 
 STATE = "local_steps"  # key in a state_dict
 
@@ -84,9 +84,22 @@ class _Outer(_Local):
     _kept: list[torch.Tensor]  # the parameters after the last synchronization, equal on all ranks
     _outer: torch.optim.SGD  # steps on `_kept`
     _compression: Compressor[torch.Tensor]
+    _agreed: bool  # the ranks have compared `_kept`
+
+    def rejoin(self) -> None:
+        """Compare the common parameters with those of the new ranks before the next exchange."""
+        self._agreed = False
 
     @torch.no_grad()
     def _exchange(self) -> None:
+        if not self._agreed:
+            # Programs broadcast the parameters after they have made the optimizer, as with DistributedOptimizer.
+            root = (self._process_set.ranks or [0])[0]
+            names = (f"diloco.common.{place}" for place in range(len(self._kept)))
+            started = [broadcast_async_(each, root, next(names), self._process_set) for each in self._kept]
+            for handle in started:
+                handle.wait()
+            self._agreed = True
         here = list(self._parameters())
         moved = [kept - parameter for kept, parameter in zip(self._kept, here, strict=True)]
         averages = grouped_allreduce(
@@ -114,10 +127,11 @@ class _Outer(_Local):
                 kept.copy_(value)
 
     def add_param_group(self, param_group: dict[str, object]) -> None:
-        """Add parameters, which must be equal on all ranks."""
+        """Add parameters."""
         super().add_param_group(param_group)
         added = [parameter.clone() for parameter in list(self._parameters())[len(self._kept) :]]
         self._kept += added
+        self._agreed = False
         self._outer.add_param_group({"params": added})
 
 
@@ -149,13 +163,13 @@ def DiLoCo(
 
     After each `sync_every` steps, what each rank has moved away from the last common parameters is averaged and taken
     as a gradient of them, for SGD with Nesterov momentum (Douillard et al., "DiLoCo: Distributed Low-Communication
-    Training of Language Models", 2023). The parameters must be equal on all ranks when it is made: call
-    `broadcast_parameters` before. It holds two more copies of the parameters. `compression` makes the moves smaller.
+    Training of Language Models", 2023). The first exchange takes over the common parameters of the first rank, as they
+    were when it was made. It holds two more copies of the parameters. `compression` makes the moves smaller.
     Raises `ValueError` if `sync_every` is no positive integer."""
     wrapped = _local(_Outer, optimizer, sync_every, process_set)
     wrapped._kept = [parameter.clone() for parameter in wrapped._parameters()]
     wrapped._outer = torch.optim.SGD(wrapped._kept, outer_lr, outer_momentum, nesterov=outer_momentum > 0)
-    wrapped._compression = compression
+    wrapped._compression, wrapped._agreed = compression, False
     return wrapped
 
 
