@@ -108,7 +108,8 @@ def run_as_horovod(words: Sequence[str]) -> int:
     try:
         said = act(folder, given.names)
     except (ConfigError, OSError) as error:
-        sys.stderr.write(f"farandole {error}\n")
+        named = error if isinstance(error, ConfigError) else f"as-horovod: cannot change {folder}: {error}"
+        sys.stderr.write(f"farandole {named}\n")
         return 2
     sys.stdout.write("".join(f"{each}\n" for each in said))
     return 0

@@ -5,9 +5,12 @@ Programs are read, not run, and no framework is imported. The answers are those 
 
 import argparse
 import ast
+import io
+import json
 import re
 import shlex
 import sys
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -64,8 +67,9 @@ def run_check(words: Sequence[str]) -> int:
     refused = False
     for path in given.files:
         try:
-            uses = find_uses(path.read_text(encoding="utf-8"), is_python=path.suffix == ".py")
-        except (OSError, UnicodeDecodeError, SyntaxError) as error:
+            text, is_python = _read(path)
+            uses = find_uses(text, is_python=is_python)
+        except (OSError, ValueError, SyntaxError) as error:
             sys.stderr.write(f"farandole: cannot read {path}: {error}\n")
             return 2
         for use in uses:
@@ -81,6 +85,20 @@ def run_check(words: Sequence[str]) -> int:
     return 1 if refused else 0
 
 
+def _read(path: Path) -> tuple[str, bool]:
+    """Return the text of a program, and whether it is Python: by its name, or by its first line."""
+    code = path.read_bytes()
+    if path.suffix == ".ipynb":
+        cells = [each for each in json.loads(code).get("cells", ()) if each["cell_type"] == "code"]
+        text = "\n".join("".join(cell["source"]) for cell in cells)
+        # Magic commands are no Python; their lines count.
+        return re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", text), True
+    if path.suffix != ".py" and not re.match(rb"#!.*python", code):
+        return code.decode(errors="replace"), False
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(code).readline)
+    return code.decode(encoding), True
+
+
 def check_parser() -> argparse.ArgumentParser:
     """Return the parser of the arguments of `farandole check`."""
     parser = CommandParser(
@@ -90,7 +108,7 @@ def check_parser() -> argparse.ArgumentParser:
         "code 1 if something is refused.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="program (.py), or a script of a shell")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="program, notebook, or a script of a shell")
     parser.add_argument("--all", action="store_true", help="show names that mean the same, too")
     return parser
 

@@ -1,5 +1,6 @@
 """What `farandole check` says of programs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,31 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run_check([str(good), str(bad)]) == 1
     assert "task_exec: no; ranks are the tasks of a barrier stage" in capsys.readouterr().out
     assert run_check([str(broken)]) == 2
+
+
+NOTEBOOK = {
+    "cells": [
+        {"cell_type": "markdown", "source": ["import horovod"]},
+        {"cell_type": "code", "source": ["%pip install horovod\n", "import horovod.torch as hvd\n"]},
+        {"cell_type": "code", "source": ["if True:\n", "    !ls\n", "hvd.no_such()"]},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("latin.py", "# coding: latin-1\nimport horovod.torch as hvd\nhvd.no_such('é')".encode("latin-1")),
+        ("train", b"#!/usr/bin/env python3\nimport horovod.torch as hvd\nhvd.no_such()"),
+        ("notebook.ipynb", json.dumps(NOTEBOOK).encode()),
+    ],
+)
+def test_programs_that_do_not_look_like_one(
+    tmp_path: Path, name: str, code: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(code)
+    assert run_check([str(tmp_path / name)]) == 0
+    assert "horovod.torch.no_such: unknown" in capsys.readouterr().out
 
 
 def test_no_framework_is_imported(tmp_path: Path) -> None:
