@@ -118,11 +118,26 @@ def test_other_frameworks_arrays_are_a_type_error() -> None:
             farandole.numpy.allreduce_(torch.ones(3))
 
 
+def test_a_group_from_a_generator_is_reduced() -> None:
+    def body(context: Context) -> None:
+        tensors = [torch.full((2,), float(context.rank)), torch.full((), 5.0)]
+        (rows, _) = hvd.grouped_allgather(each.reshape(-1) for each in tensors)
+        assert rows.tolist() == [0, 0, 1, 1]
+        (piece, _) = hvd.grouped_reducescatter((each.expand(2) for each in tensors), op=hvd.Sum)
+        assert piece.tolist() == [1]
+        results = hvd.grouped_allreduce_((each for each in tensors), op=hvd.Sum)
+        assert results[0] is tensors[0]
+        assert [each.tolist() for each in tensors] == [[1, 1], 10]
+
+    run_ranks(2, body)
+
+
 def test_what_numpy_cannot_hand_out() -> None:
     with Context(SoloRendezvous()) as context, use(context):
         for array, problem in (
             (np.ones(3, ">f4"), "dtype >f4"),
             (np.ones(3, "complex64"), "dtype complex64"),
+            (np.ma.masked_array([1.0, 2.0], [0, 1]), "the mask of a masked array cannot be sent"),
             (np.ones(3, "datetime64[s]"), "dtype datetime64"),
             (np.ones(3, "longdouble"), "dtype float128"),
         ):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, SupportsIndex, TypeVar, Unpack
 
 from farandole.config import Config
 from farandole.errors import ConfigError
@@ -61,10 +61,11 @@ def run(
     `SlotsError` or `HostsError` if ranks cannot be started."""
     if on_line is not None and output_filename is not None:
         raise ConfigError("output_filename", "give output_filename or on_line, not both")
+    if not isinstance(num_proc, SupportsIndex):
+        raise ConfigError("num_proc", f"must be an integer, got {num_proc!r}")
     payload = dump_call(func, args, kwargs or {})
     environment = {**os.environ, **(env or {})}
-    if config is not None:
-        environment = with_settings(environment, config)
+    environment = environment if config is None else with_settings(environment, config)
     asked = {"start_timeout": start_timeout, "interface": network_interface}
     given = {name: value for name, value in asked.items() if value is not None}
     settings = Config.from_environment(environment, **given)

@@ -19,9 +19,11 @@ class NumpyAdapter:
     own_type = np.ndarray
 
     def check(self, tensor: Array, name: str) -> None:
-        """Refuse objects other than arrays."""
+        """Refuse objects other than arrays, and arrays with a mask."""
         if not isinstance(tensor, np.ndarray):
             raise TypeError(f"'{name}': expected a numpy array, got {type(tensor).__name__}")
+        if isinstance(tensor, np.ma.MaskedArray):
+            raise InvalidRequest(name, "the mask of a masked array cannot be sent; pass tensor.filled(0), or the like")
 
     def overwrite(self, tensor: Array, name: str) -> None:
         """Refuse objects other than arrays; the engine refuses read-only arrays."""

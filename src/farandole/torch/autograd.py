@@ -40,6 +40,7 @@ class Differentiable(Requests[Tensor]):
         if write or not torch.is_grad_enabled():
             recorded = False
         elif request.grouped:
+            tensors = tensors if isinstance(tensors, (list, tuple)) else list(tensors)
             recorded = any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
         else:
             recorded = isinstance(tensors, Tensor) and tensors.requires_grad

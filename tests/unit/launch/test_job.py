@@ -11,6 +11,7 @@ from farandole.errors import ConfigError, SlotsError
 from farandole.launch.backend import Assignment, Command, Host, OnEnd, OnLine, Task
 from farandole.launch.failures import Failure
 from farandole.launch.job import open_job
+from farandole.launch.run import run
 
 TASK = Command(["train"])
 
@@ -133,6 +134,8 @@ def test_ranks_that_do_not_fit() -> None:
         pass
     with pytest.raises(ConfigError, match="num_proc: must be >= 1, got 0"), open_job(0, {}, backend=backend):
         pass
+    with pytest.raises(ConfigError, match="num_proc: must be an integer, got None"):
+        run(int, num_proc=None)  # type: ignore[arg-type]
     refused = pytest.raises(ConfigError, match="binding: must be none or cores, got 'core'")
     with refused, open_job(2, {}, backend=backend, binding="core"):  # type: ignore[arg-type]
         pass

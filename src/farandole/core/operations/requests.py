@@ -163,6 +163,8 @@ class Requests(Generic[T]):
             if place != request.root:
                 request = request._replace(root=place)
         if grouped:
+            # A generator, such as `model.parameters()`, would be empty after the checks.
+            tensors = tensors if isinstance(tensors, (list, tuple)) else list(tensors)
             (adapter.overwrite_each if write else adapter.check_each)(tensors, wire)
         else:
             (adapter.overwrite if write else adapter.check)(tensors, wire)
