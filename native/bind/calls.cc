@@ -248,8 +248,10 @@ const Calls::Known* Calls::known_of(nb::handle request, nb::handle name) const {
 
 Calls::Entry& Calls::learn(nb::handle given, nb::handle name, const RequestView& request, Entry& once) {
   Entry& entry = entry_of(request, once);
-  if (&entry != &once && known_.size() < capacity_)
-    known_.try_emplace(given.ptr(), nb::borrow(given), nb::borrow(name), request, &entry);
+  if (&entry == &once || entry.known == given.ptr()) return entry;
+  // One request per entry: callers that make a new one for each call must not fill the table.
+  known_.erase(std::exchange(entry.known, given.ptr()));
+  known_.insert_or_assign(given.ptr(), Known{nb::borrow(given), nb::borrow(name), request, &entry});
   return entry;
 }
 

@@ -67,6 +67,7 @@ class Calls {
     Recurring recurring;
     std::vector<OperationPtr> given;  // the same operations, in the caller's order
     bool busy = false;                // a thread uses it in the engine
+    PyObject* known = nullptr;        // the request in `known_` that has this entry
   };
   struct Text {
     using is_transparent = void;

@@ -6,7 +6,8 @@ namespace farandole {
 
 void Recurring::arrange() {
   const auto type_of = [](const OperationPtr& operation) { return operation->request.dtype; };
-  std::ranges::stable_sort(operations, {}, type_of);
+  // The sort allocates memory, also for one operation.
+  if (operations.size() > 1) std::ranges::stable_sort(operations, {}, type_of);
   buckets.clear();
   bytes = 0;
   for (size_t i = 0; i < operations.size(); ++i) {

@@ -34,6 +34,7 @@ DTYPES = frozenset(
 increment_versions: Callable[[Sequence[torch.Tensor]], None] = getattr(
     torch._C, "_increment_version", graph.increment_version
 )
+_is_neg = torch.Tensor.is_neg
 
 
 class TorchAdapter:
@@ -52,14 +53,18 @@ class TorchAdapter:
 
     def overwrite(self, tensor: torch.Tensor, name: str) -> None:
         """Check, and mark the tensor as changed."""
-        if not isinstance(tensor, torch.Tensor) or tensor.is_neg():
+        try:
+            wrong = _is_neg(tensor)
+        except TypeError:  # no tensor
+            wrong = True
+        if wrong:
             self.check(tensor, name)
         increment_versions((tensor,))
 
     def check_each(self, tensors: Sequence[torch.Tensor], name: str) -> None:
         """Check all, without a Python call per tensor."""
         try:
-            wrong = any(map(torch.Tensor.is_neg, tensors))
+            wrong = any(map(_is_neg, tensors))
         except TypeError:
             wrong = True
         if wrong:

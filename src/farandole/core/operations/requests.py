@@ -87,6 +87,12 @@ def allreduce_request(
     return request_of(kinds.ALLREDUCE, name, process_set, op, prescale, postscale, grouped)
 
 
+@lru_cache(256)
+def _wire_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names on the wire of many allreduces, which the steps of a training repeat."""
+    return tuple(f"allreduce.{name}" for name in names)
+
+
 class Requests(Generic[T]):
     """Methods that submit requests for one framework's tensors.
 
@@ -102,7 +108,7 @@ class Requests(Generic[T]):
 
     def __init__(self, adapter: Adapter[T]) -> None:
         self.adapter = adapter
-        self._own_type = adapter.own_type
+        self._own_type, self._overwrite, self._check = adapter.own_type, adapter.overwrite, adapter.check
 
     def run(self, request: Request, tensors: T | Sequence[T], write: bool = False) -> Any:
         """Return the result of `request`. Blocks until every rank has asked."""
@@ -226,7 +232,7 @@ class Requests(Generic[T]):
         rank waits for one of them.
         """
         membership, _ = named("allreduce", names[0], request.process_set)
-        wires = [membership.wire_name("allreduce", name) for name in names]
+        wires = _wire_names(tuple(names))
         self.adapter.overwrite_each(tensors, wires[0])
         try:
             part = membership.engine.start(request, wires, tensors, tensors, wake)
