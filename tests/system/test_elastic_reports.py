@@ -29,7 +29,7 @@ from helpers.device_arrays import ProtocolArray, binding_of
 from helpers.installed import require
 from helpers.ranks import run_ranks
 from helpers.stand_in_cuda import built, load
-from system.elastic_training import training
+from system.elastic_training import TRAINING, training
 from system.launched import wait_for_files
 
 pytestmark = pytest.mark.native
@@ -138,6 +138,21 @@ def test_3264_the_ranks_of_other_hosts_outlive_a_host(tmp_path: Path) -> None:
         since = len(job.output)
         job.wait(lambda: 2 in job.sizes(since) or 4 in job.sizes(since), "the survivors go on")
         assert {before[0], before[1]} <= set(job.finish())
+
+
+def test_a_rank_whose_call_in_c_holds_pythons_lock_is_not_lost(tmp_path: Path) -> None:
+    """Rank 0 pickles a checkpoint, or sorts: it answers nobody meanwhile, and the others wait for it."""
+    call = "os.path.exists(f'hold {os.getpid()}') and (os.remove(f'hold {os.getpid()}'), PyDLL(None).sleep(4))"
+    program = TRAINING.replace("        time.sleep(0.01)", f"        {call}\n        time.sleep(0.01)")
+    with training(tmp_path, "-np", "2", "--min-np", "1", program=f"from ctypes import PyDLL\n{program}") as job:
+        job.wait(lambda: 2 in job.sizes(), "the first steps")
+        before = job.pids()
+        hold = tmp_path / f"hold {before[0]}"
+        hold.touch()
+        job.wait(lambda: not hold.exists(), "the call")
+        since = len(job.output)
+        job.wait(lambda: bool(job.sizes(since)), "a step after the call")
+        assert set(job.finish()) == set(before.values())
 
 
 def _die_with_work_in_flight(context: Context, folder: Path) -> str:

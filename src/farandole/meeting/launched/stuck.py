@@ -15,7 +15,7 @@ from farandole.errors import FarandoleError
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline
 
-__all__ = ["StuckMembers"]
+__all__ = ["StuckMembers", "is_stopped_here"]
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,15 @@ class StuckMembers:
                 sock.close()
                 return False
         return True
+
+
+def is_stopped_here(number: int, secret: bytes) -> bool:
+    """Return whether a process of the member `number` on this machine is stopped, by SIGSTOP or a debugger."""
+    states = []
+    for pid in _processes_of(number, secret):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:  # it may have ended
+            states.append(stat.read().rpartition(")")[2].split()[0])
+    return any(state in ("T", "t") for state in states)
 
 
 def _processes_of(number: int, secret: bytes) -> list[int]:
