@@ -1,6 +1,7 @@
 """Elastic jobs whose launcher is killed: the members that are there go on, elect one of them after a loss, and end."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -65,7 +66,8 @@ def test_a_stuck_member_is_put_aside(tmp_path: Path, lock: bool) -> None:
         (tmp_path / "end").touch()
         members.wait_ended(alive.values())
         assert {pid for _, _, pid in members.ends()} == set(alive.values())
-    assert "member 0 is lost: it gave no sign of life for 1.5 s while others waited" in members.output()
+    silences = re.findall("member 0 is lost: it gave no sign of life for ([0-9.]+) s", members.output())
+    assert silences and min(map(float, silences)) >= (10 if lock else 1.4)
 
 
 @pytest.mark.usefixtures("home")

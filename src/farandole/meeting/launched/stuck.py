@@ -19,7 +19,10 @@ __all__ = ["StuckMembers", "is_stopped_here"]
 
 log = logging.getLogger(__name__)
 
-LOOKS, ANSWER = 3, 0.5  # calls without an answer before a member is stuck, and the seconds that each waits for one
+LOOKS, ANSWER = 3, 0.5  # calls without an answer before a member is silent, and the seconds that each waits for one
+# Seconds of silence after which a member is stuck that is not stopped: a call in C may hold Python's lock, or the
+# machine be busy.
+BUSY = 10.0
 
 
 class StuckMembers:
@@ -28,23 +31,31 @@ class StuckMembers:
     def __init__(self, me: int, secret: bytes) -> None:
         self._me, self._secret = me, secret
         self._operations = -1
+        self._silent: dict[int, float] = {}  # members, and the time since which they answer nothing
 
     def end(self, others: Mapping[int, str], operations: int) -> None:
         """End the stuck ones of `others`, given by their addresses, if they run on this machine.
 
         Does nothing unless this member has finished no operation since the last call: `operations` counts them. Blocks
-        up to 1.5 s for each stuck one."""
+        up to 1.5 s for each silent one; one that is not stopped has to be silent for 10 s."""
         waits, self._operations = operations == self._operations, operations
+        if not waits:
+            self._silent.clear()
         for number, address in others.items() if waits else ():
-            if not self._is_stuck(address) or not (found := _processes_of(number, self._secret)):
+            began = time.monotonic()
+            if not self._is_silent(address) or not (found := _processes_of(number, self._secret)):
+                self._silent.pop(number, None)
                 continue
-            text = "member %d is lost: it gave no sign of life for %g s while others waited: it is stopped"
-            log.warning(text, number, LOOKS * ANSWER)
+            silence = time.monotonic() - self._silent.setdefault(number, began)
+            if silence < BUSY and not is_stopped_here(number, self._secret):
+                continue
+            text = "member %d is lost: it gave no sign of life for %.2g s while others waited: it is stopped"
+            log.warning(text, number, silence)
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _is_stuck(self, address: str) -> bool:
+    def _is_silent(self, address: str) -> bool:
         for _ in range(LOOKS):
             began = time.monotonic()
             try:
