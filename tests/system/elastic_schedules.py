@@ -24,8 +24,6 @@ from helpers.ssh_hosts import Hosts
 from system.elastic_training import is_alive
 from system.launched import PATIENCE, command, parent_of
 
-__all__ = ["PROGRAM", "Schedule", "follow"]
-
 # Each row of an epoch counts once, in the step to which it belongs whatever the number of ranks is.
 PROGRAM = """
 import faulthandler, os, signal, time

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from system.launched import PATIENCE, command
 
-__all__ = ["DDP_TRAINING", "LINE", "TORCH_TRAINING", "Survivors", "Training", "expected_weight", "is_alive", "training"]
-
 TRAINING = """
 import os, sys, time
 import numpy as np
