@@ -149,7 +149,9 @@ def test_others_are_refused() -> None:
                 optimizer_of({"w": parameter}, op=op)
         with pytest.raises(UnsupportedReduction, match="compression of DistributedOptimizer"):
             hvd.allreduce(parameter.detach(), compression=hvd.PowerSGD())
-        with pytest.raises(ValueError, match="rank must be >= 1, got 0"):
+        with pytest.raises(ValueError, match="rank must be an integer >= 1, got 0"):
             hvd.PowerSGD(0)
+        with pytest.raises(ValueError, match=r"rank must be an integer >= 1, got 1\.5"):
+            hvd.PowerSGD(1.5)  # type: ignore[arg-type]
 
     run_ranks(2, body)

@@ -19,13 +19,13 @@ class PowerSGD(Compressor[torch.Tensor]):
     """Compression of `DistributedOptimizer` that sends gradients as products of two matrices with `rank` columns.
 
     A gradient of shape (n, ...) counts as a matrix of n rows. Those of one dimension, sparse ones, and those of which
-    the product has more than half of the elements, are sent whole. Raises `ValueError` unless `rank` is positive."""
+    the product has more than half of the elements, are sent whole. Raises `ValueError` for a rank below 1."""
 
     rank: int = 2
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank must be >= 1, got {self.rank}")
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(f"rank must be an integer >= 1, got {self.rank!r}")
 
     def compress(self, tensor: torch.Tensor) -> NoReturn:
         """Raise `UnsupportedReduction`: one tensor has neither an error nor a factor of the last step."""
