@@ -67,4 +67,21 @@ void grid_alltoall(GridMesh& mesh, std::span<const std::byte* const> in, std::sp
 /// host.
 void grid_barrier(GridMesh& mesh);
 
+/// The functions of the world over these collectives; see MeshWorld.
+struct GridCalls {
+  static constexpr const char* name = "grid";
+  static constexpr auto allreduce = grid_allreduce;
+  static constexpr auto allgather = grid_allgather;
+  static constexpr auto broadcast = grid_broadcast;
+  static constexpr auto alltoall = grid_alltoall;
+  static constexpr auto reducescatter = grid_reducescatter;
+  static constexpr auto barrier = grid_barrier;
+  static constexpr auto int8_allreduce = grid_int8_allreduce;
+
+  static void turn(GridMesh& mesh, const Knobs& knobs) {
+    mesh.shared().use_of_slots(knobs.slot_bytes);
+    mesh.column().use_sizes(knobs.link_chunk, knobs.link_small);
+  }
+};
+
 }  // namespace farandole

@@ -6,6 +6,7 @@
 #include "base/dtype.h"
 #include "base/reduce.h"
 #include "collectives/piece.h"
+#include "collectives/world.h"
 #include "transport/mesh.h"
 
 namespace farandole {
@@ -59,5 +60,26 @@ void link_alltoall(Mesh& mesh, std::span<const std::byte* const> in, std::span<c
 
 /// Blocks until all ranks have called it; log2(N) steps of one byte.
 void link_barrier(Mesh& mesh);
+
+/// The functions of the world over these collectives; see MeshWorld.
+struct LinkCalls {
+  static constexpr const char* name = "links";
+  static constexpr auto allreduce = link_allreduce;
+  static constexpr auto broadcast = link_broadcast;
+  static constexpr auto reducescatter = link_reducescatter;
+  static constexpr auto barrier = link_barrier;
+  static constexpr auto int8_allreduce = link_int8_allreduce;
+
+  static void turn(Mesh& mesh, const Knobs& knobs) { mesh.use_sizes(knobs.link_chunk, knobs.link_small); }
+  static void allgather(Mesh& mesh, const std::byte* mine, std::span<std::byte* const> out,
+                        std::span<const size_t> bytes) {
+    link_allgather(mesh, {mine, bytes[static_cast<size_t>(mesh.rank())]}, out, bytes);
+  }
+  static void alltoall(Mesh& mesh, std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                       const Shares& shares) {
+    const OwnShares own(shares, mesh.rank(), mesh.size());
+    link_alltoall(mesh, in, own.send, out, own.receive);
+  }
+};
 
 }  // namespace farandole

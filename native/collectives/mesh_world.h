@@ -1,25 +1,13 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "collectives/world.h"
 
 namespace farandole {
-
-/// The shares of this rank.
-struct OwnShares {
-  std::vector<size_t> send, receive;
-
-  OwnShares(const Shares& shares, int rank, int size) {
-    for (int peer = 0; peer < size; ++peer) {
-      send.push_back(shares(rank, peer));
-      receive.push_back(shares(peer, rank));
-    }
-  }
-};
 
 /// A world whose collectives are the functions `Calls` over one mesh.
 template <class Mesh, class Calls>
@@ -62,6 +50,44 @@ class MeshWorld : public World {
 
  private:
   Mesh mesh_;
+};
+
+/// Two worlds of the same ranks; the knob `hierarchical` selects one.
+class EitherWorld final : public World {
+ public:
+  EitherWorld(std::unique_ptr<World> grid, std::unique_ptr<World> flat)
+      : grid_(std::move(grid)), flat_(std::move(flat)), chosen_(grid_.get()) {}
+
+  void turn(const Knobs& knobs) override {
+    grid_->turn(knobs);
+    flat_->turn(knobs);
+    chosen_ = (knobs.hierarchical ? grid_ : flat_).get();
+  }
+
+  const char* allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction) override {
+    return chosen_->allreduce(pieces, dtype, reduction);
+  }
+  const char* allgather(const std::byte* mine, std::span<std::byte* const> out,
+                        std::span<const size_t> bytes) override {
+    return chosen_->allgather(mine, out, bytes);
+  }
+  const char* broadcast(std::span<const Piece> pieces, int root) override { return chosen_->broadcast(pieces, root); }
+  const char* alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                       const Shares& shares) override {
+    return chosen_->alltoall(in, out, shares);
+  }
+  const char* reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
+                            const Reduction& reduction) override {
+    return chosen_->reducescatter(in, out, counts, dtype, reduction);
+  }
+  const char* barrier() override { return chosen_->barrier(); }
+  const char* int8_allreduce(std::span<const Piece> pieces, float factor) override {
+    return chosen_->int8_allreduce(pieces, factor);
+  }
+
+ private:
+  std::unique_ptr<World> grid_, flat_;
+  World* chosen_;
 };
 
 }  // namespace farandole

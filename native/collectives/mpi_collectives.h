@@ -7,6 +7,7 @@
 #include "base/dtype.h"
 #include "base/reduce.h"
 #include "collectives/piece.h"
+#include "collectives/world.h"
 #include "transport/mpi_mesh.h"
 
 namespace farandole {
@@ -35,6 +36,23 @@ void mpi_broadcast(MpiMesh& mesh, std::span<const Piece> pieces, int root);
 void mpi_alltoall(MpiMesh& mesh, std::span<const std::byte* const> in, std::span<const size_t> send,
                   std::span<std::byte* const> out, std::span<const size_t> receive);
 void mpi_barrier(MpiMesh& mesh);
+
+/// The functions of the world over these collectives; see MeshWorld.
+struct MpiCalls {
+  static constexpr const char* name = "mpi";
+  static constexpr auto allreduce = mpi_allreduce;
+  static constexpr auto allgather = mpi_allgather;
+  static constexpr auto broadcast = mpi_broadcast;
+  static constexpr auto reducescatter = mpi_reducescatter;
+  static constexpr auto barrier = mpi_barrier;
+
+  static void turn(MpiMesh& /*mesh*/, const Knobs& /*knobs*/) {}
+  static void alltoall(MpiMesh& mesh, std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                       const Shares& shares) {
+    const OwnShares own(shares, mesh.rank(), mesh.size());
+    mpi_alltoall(mesh, in, own.send, out, own.receive);
+  }
+};
 
 // Parts of the algorithms.
 

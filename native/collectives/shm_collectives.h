@@ -1,11 +1,13 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 
 #include "base/dtype.h"
 #include "base/reduce.h"
 #include "collectives/piece.h"
+#include "collectives/world.h"
 #include "transport/shared_mesh.h"
 
 namespace farandole {
@@ -38,5 +40,25 @@ void shm_alltoall(SharedMesh& mesh, std::span<const std::byte* const> in, std::s
 
 /// Blocks until every rank has called it.
 void shm_barrier(SharedMesh& mesh);
+
+/// The functions of the world over these collectives; see MeshWorld.
+struct SharedCalls {
+  static constexpr const char* name = "shm slots";
+  static constexpr auto allreduce = shm_allreduce;
+  static constexpr auto allgather = shm_allgather;
+  static constexpr auto broadcast = shm_broadcast;
+  static constexpr auto reducescatter = shm_reducescatter;
+  static constexpr auto barrier = shm_barrier;
+
+  static void turn(SharedMesh& mesh, const Knobs& knobs) { mesh.use_of_slots(knobs.slot_bytes); }
+  static void alltoall(SharedMesh& mesh, std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                       const Shares& shares) {
+    const OwnShares own(shares, mesh.rank(), mesh.size());
+    size_t longest = 0;  // share of all ranks
+    for (int from = 0; from < mesh.size(); ++from)
+      for (int to = 0; to < mesh.size(); ++to) longest = std::max(longest, shares(from, to));
+    shm_alltoall(mesh, in, own.send, out, own.receive, longest);
+  }
+};
 
 }  // namespace farandole

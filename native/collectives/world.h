@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/dtype.h"
 #include "base/reduce.h"
@@ -17,6 +18,18 @@ namespace farandole {
 
 /// The bytes that one rank sends to another; the same function on all ranks.
 using Shares = std::function<size_t(int from, int to)>;
+
+/// The shares of this rank.
+struct OwnShares {
+  std::vector<size_t> send, receive;
+
+  OwnShares(const Shares& shares, int rank, int size) {
+    for (int peer = 0; peer < size; ++peer) {
+      send.push_back(shares(rank, peer));
+      receive.push_back(shares(peer, rank));
+    }
+  }
+};
 
 /// The collectives over all ranks of an engine, on one kind of transport.
 ///

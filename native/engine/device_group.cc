@@ -71,7 +71,7 @@ std::vector<Value> gathered(World& world, const Value& mine, int size) {
 
 bool fits_nccl(Kind kind, DType dtype, const Reduction& reduction) {
   const KindTraits& traits = traits_of(kind);
-  return traits.reduces ? nccl_reduces(dtype, reduction) : traits.has_tensor();
+  return traits.on_nccl && (!traits.reduces || nccl_reduces(dtype, reduction));
 }
 
 DeviceGroup::DeviceGroup(int rank, int size, std::vector<int> members, GpuOptions options, Guard& guard)

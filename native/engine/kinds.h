@@ -45,6 +45,7 @@ struct KindTraits {
   bool fuses = false;        // fusing is faster in host memory, too; NCCL runs operations of any kind as one group
   bool in_lane = false;      // can run without the coordinator
   bool is_kept = false;      // Python's calls keep one operation for the next request of its name
+  bool on_nccl = false;      // NCCL can carry it; tensors on GPUs go through host memory otherwise
 
   [[nodiscard]] constexpr bool has_tensor() const { return result != ResultSize::NoTensor; }
   [[nodiscard]] constexpr bool is_sized_by_plan() const { return result == ResultSize::ByPlan; }
@@ -59,25 +60,33 @@ inline constexpr std::array kKindTraits{
                .is_numbered = true,
                .fuses = true,
                .in_lane = true,
-               .is_kept = true},
-    KindTraits{.name = "allgather", .result = ResultSize::ByPlan, .joined = JoinedPart::NoRows, .is_ragged = true},
+               .is_kept = true,
+               .on_nccl = true},
+    KindTraits{.name = "allgather",
+               .result = ResultSize::ByPlan,
+               .joined = JoinedPart::NoRows,
+               .is_ragged = true,
+               .on_nccl = true},
     KindTraits{.name = "broadcast",
                .result = ResultSize::OfInput,
                .joined = JoinedPart::Zeros,
                .has_root = true,
                .is_numbered = true,
                .fuses = true,
-               .in_lane = true},
+               .in_lane = true,
+               .on_nccl = true},
     KindTraits{.name = "alltoall",
                .result = ResultSize::ByPlan,
                .joined = JoinedPart::NoRows,
                .has_splits = true,
-               .is_ragged = true},
+               .is_ragged = true,
+               .on_nccl = true},
     KindTraits{.name = "reducescatter",
                .result = ResultSize::ByPlan,
                .joined = JoinedPart::Refused,
                .reduces = true,
-               .is_numbered = true},
+               .is_numbered = true,
+               .on_nccl = true},
     KindTraits{.name = "barrier",
                .result = ResultSize::NoTensor,
                .joined = JoinedPart::NoTensor,

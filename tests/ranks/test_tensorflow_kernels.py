@@ -9,10 +9,10 @@ from tensorflow.python.framework import kernels  # noqa: E402  # after the modul
 from farandole.tensorflow.plugin import operations  # noqa: E402
 
 ARGUMENTS = {
-    "FarandoleAllreduce": {"tensors", "reduced"},
-    "FarandoleAllgather": {"tensors", "gathered"},
-    "FarandoleBroadcast": {"tensors", "spread"},
-    "FarandoleReducescatter": {"tensors", "scattered"},
+    "FarandoleAllreduce": {"tensors", "results"},
+    "FarandoleAllgather": {"tensors", "results"},
+    "FarandoleBroadcast": {"tensors", "results"},
+    "FarandoleReducescatter": {"tensors", "results"},
     "FarandoleAlltoall": {"tensor", "splits", "received", "received_splits"},
     "FarandoleBarrier": set(),
     "FarandoleJoin": {"last"},

@@ -285,8 +285,8 @@ void answer(void* node, TF_OpKernelContext* context) {
 
 constexpr std::array kDevices{"CPU", "GPU"};
 
-bool add(TF_KernelBuilder* builder, const char* op, Arguments arguments) {
-  for (const char* argument : arguments) tf.KernelBuilder_HostMemory(builder, argument);
+bool add(TF_KernelBuilder* builder, const char* op, const Arguments& arguments) {
+  for (const std::string& argument : arguments) tf.KernelBuilder_HostMemory(builder, argument.c_str());
   Status status;
   tf.RegisterKernelBuilder(op, builder, status.get());
   return status.ok();
@@ -294,7 +294,7 @@ bool add(TF_KernelBuilder* builder, const char* op, Arguments arguments) {
 
 }  // namespace
 
-bool register_collective(const char* op, Kind kind, Arguments arguments) {
+bool register_collective(const char* op, Kind kind, const Arguments& arguments) {
   return std::ranges::all_of(kDevices, [&](const char* device) {
     return add(tf.NewAsyncKernelBuilder(op, device, kCreators[static_cast<size_t>(kind)], &compute,
                                         [](void* node) { delete static_cast<Collective*>(node); }),
@@ -302,7 +302,7 @@ bool register_collective(const char* op, Kind kind, Arguments arguments) {
   });
 }
 
-bool register_place(const char* op, Arguments arguments) {
+bool register_place(const char* op, const Arguments& arguments) {
   return std::ranges::all_of(kDevices, [&](const char* device) {
     return add(tf.NewKernelBuilder(op, device, &create_question, &answer,
                                    [](void* node) { delete static_cast<Question*>(node); }),

@@ -1,6 +1,7 @@
 #pragma once
 
-#include <initializer_list>
+#include <string>
+#include <vector>
 
 #include "engine/request.h"
 #include "plugins/core_table.h"
@@ -12,16 +13,16 @@ namespace farandole::tensorflow {
 extern const plugins::CoreTable* core;
 
 /// The names of an operation's inputs and outputs.
-using Arguments = std::initializer_list<const char*>;
+using Arguments = std::vector<std::string>;
 
 /// Registers the kernels for `kind` as TensorFlow's operation `op`. Returns whether it succeeded.
 ///
 /// There is one kernel for the CPU and one for GPUs. The arguments of both are in host memory; TensorFlow copies
 /// tensors that are on a GPU. Its C interface gives a stream (TF_GetStream) only for devices that are plugins
 /// themselves, and without a stream a kernel cannot know when GPU memory has its values.
-[[nodiscard]] bool register_collective(const char* op, Kind kind, Arguments arguments);
+[[nodiscard]] bool register_collective(const char* op, Kind kind, const Arguments& arguments);
 
 /// Registers the kernels that return this rank's numbers at run time. Returns whether it succeeded.
-[[nodiscard]] bool register_place(const char* op, Arguments arguments);
+[[nodiscard]] bool register_place(const char* op, const Arguments& arguments);
 
 }  // namespace farandole::tensorflow

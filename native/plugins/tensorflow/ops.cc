@@ -1,7 +1,8 @@
 #include <dlfcn.h>
 #include <link.h>
 
-#include <initializer_list>
+#include <cctype>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,15 +43,15 @@ constexpr const char* kOne =
     "T: {bool, uint8, int8, int16, uint16, int32, uint32, int64, uint64, half, bfloat16, float, double}";
 
 struct Definition {
-  const char* op;
-  std::initializer_list<const char*> inputs, outputs, attributes;
+  std::string op;
+  std::vector<const char*> inputs, outputs, attributes;
   InferShapes shapes;
 };
 
 /// All operations are stateful. TensorFlow folds a stateless operation with a constant input and drops one with unused
 /// results; the other ranks would wait for it forever.
 bool define(const Definition& definition) {
-  TF_OpDefinitionBuilder* builder = tf.NewOpDefinitionBuilder(definition.op);
+  TF_OpDefinitionBuilder* builder = tf.NewOpDefinitionBuilder(definition.op.c_str());
   for (const char* input : definition.inputs) tf.OpDefinitionBuilderAddInput(builder, input);
   for (const char* output : definition.outputs) tf.OpDefinitionBuilderAddOutput(builder, output);
   for (const char* attribute : definition.attributes) tf.OpDefinitionBuilderAddAttr(builder, attribute);
@@ -63,47 +64,42 @@ bool define(const Definition& definition) {
   return status.ok();
 }
 
-bool define_all() {
+/// Returns the definition of a kind of operation, such as FarandoleAllreduce, by its traits.
+Definition definition_of(Kind kind) {
+  const KindTraits& traits = traits_of(kind);
+  std::string op = std::string("Farandole") + traits.name;
+  char& first = op[std::strlen("Farandole")];
+  first = static_cast<char>(std::toupper(static_cast<unsigned char>(first)));
   const char* name = "tensor_name: string";
-  const char* grouped = "grouped: bool";
-  const char* op = "op: int";
-  const char* before = "prescale_bits: int";
-  const char* after = "postscale_bits: int";
-  return define({"FarandoleAllreduce",
-                 {"tensors: T"},
-                 {"reduced: T"},
-                 {kMany, name, grouped, op, before, after},
-                 &keep_shapes}) &&
-         define({"FarandoleAllgather", {"tensors: T"}, {"gathered: T"}, {kMany, name, grouped}, &forget_shapes}) &&
-         define({"FarandoleBroadcast",
-                 {"tensors: T"},
-                 {"spread: T"},
-                 {kMany, name, grouped, "root: int"},
-                 &keep_shapes}) &&
-         define({"FarandoleReducescatter",
-                 {"tensors: T"},
-                 {"scattered: T"},
-                 {kMany, name, grouped, op, before, after},
-                 &forget_shapes}) &&
-         define({"FarandoleAlltoall",
-                 {"tensor: T", "splits: int32"},
-                 {"received: T", "received_splits: int32"},
-                 {kOne, name},
-                 &forget_shapes}) &&
-         define({"FarandoleBarrier", {}, {}, {name}, &forget_shapes}) &&
-         define({"FarandoleJoin", {}, {"last: int32"}, {name}, &make_scalar}) &&
-         define({"FarandolePlace", {}, {"number: int32"}, {"what: int"}, &make_scalar});
+  if (kind == Kind::Join) return {op, {}, {"last: int32"}, {name}, &make_scalar};
+  if (!traits.has_tensor()) return {op, {}, {}, {name}, &forget_shapes};
+  if (traits.has_splits)
+    return {
+        op, {"tensor: T", "splits: int32"}, {"received: T", "received_splits: int32"}, {kOne, name}, &forget_shapes};
+  Definition definition{op, {"tensors: T"}, {"results: T"}, {kMany, name, "grouped: bool"}, &keep_shapes};
+  if (traits.is_sized_by_plan()) definition.shapes = &forget_shapes;
+  std::vector<const char*>& attributes = definition.attributes;
+  if (traits.reduces) attributes.insert(attributes.end(), {"op: int", "prescale_bits: int", "postscale_bits: int"});
+  if (traits.has_root) attributes.push_back("root: int");
+  return definition;
+}
+
+/// Returns the names of the inputs and outputs, which are in front of their types.
+Arguments arguments_of(const Definition& definition) {
+  Arguments names;
+  for (const auto* arguments : {&definition.inputs, &definition.outputs})
+    for (const std::string_view each : *arguments) names.emplace_back(each.substr(0, each.find(':')));
+  return names;
 }
 
 bool register_all() {
-  return define_all() && register_collective("FarandoleAllreduce", Kind::Allreduce, {"tensors", "reduced"}) &&
-         register_collective("FarandoleAllgather", Kind::Allgather, {"tensors", "gathered"}) &&
-         register_collective("FarandoleBroadcast", Kind::Broadcast, {"tensors", "spread"}) &&
-         register_collective("FarandoleReducescatter", Kind::Reducescatter, {"tensors", "scattered"}) &&
-         register_collective("FarandoleAlltoall", Kind::Alltoall,
-                             {"tensor", "splits", "received", "received_splits"}) &&
-         register_collective("FarandoleBarrier", Kind::Barrier, {}) &&
-         register_collective("FarandoleJoin", Kind::Join, {"last"}) && register_place("FarandolePlace", {"number"});
+  for (uint8_t kind = 0; kind < kKinds; ++kind) {
+    const Definition definition = definition_of(static_cast<Kind>(kind));
+    if (!define(definition)) return false;
+    if (!register_collective(definition.op.c_str(), static_cast<Kind>(kind), arguments_of(definition))) return false;
+  }
+  return define({"FarandolePlace", {}, {"number: int32"}, {"what: int"}, &make_scalar}) &&
+         register_place("FarandolePlace", {"number"});
 }
 
 /// Returns whether another copy of this library is in the process. Both would register the same names, and TensorFlow

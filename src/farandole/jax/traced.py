@@ -56,7 +56,7 @@ def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
     request, (rank_id, process_set) = traced.request, traced.at
     wire = f"{request.stem}.{request.name}" if request.name is not None else f"{request.stem}.unnamed."
     membership = membership_of(request.process_set, wire)
-    root = membership.place_of(request.root, wire) if request.kind == kinds.BROADCAST else 0
+    root = membership.place_of(request.root, wire) if request.kind in kinds.ROOTED else 0
     op, prescale, postscale = request.reduction
     # JAX may take integers of 64 bits for 32 bits, except in attributes that are NumPy arrays.
     numbers = [rank_id, process_set, request.kind, op, root, request.grouped, _bits(prescale), _bits(postscale)]
@@ -64,7 +64,7 @@ def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
         _shape(traced, wire, place, tensor.shape, membership.rank, membership.size)
         for place, tensor in enumerate(tensors)
     ]
-    keeps_shapes = request.kind in (kinds.ALLREDUCE, kinds.BROADCAST)
+    keeps_shapes = request.kind in kinds.KEEPING_SHAPE
     results = jax.ffi.ffi_call(
         register(),
         [_result(shape, tensor.dtype) for shape, tensor in zip(shapes, tensors, strict=True)],
@@ -81,7 +81,7 @@ def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
 def _shape(
     traced: TracedRequest, wire: str, place: int, shape: tuple[int, ...], rank: int, size: int
 ) -> tuple[int, ...]:
-    if traced.request.kind in (kinds.ALLREDUCE, kinds.BROADCAST):
+    if traced.request.kind in kinds.KEEPING_SHAPE:
         return shape
     if not shape:
         raise InvalidRequest(wire, "the array needs a first dimension")

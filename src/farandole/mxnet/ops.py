@@ -16,32 +16,6 @@ from farandole.core.operations.requests import Requests
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 from farandole.mxnet.adapter import Array, MxnetAdapter
 
-__all__ = [
-    "Compression",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "reducescatter",
-    "reducescatter_async",
-]
-
 _adapter = MxnetAdapter()
 _operations: Operations[Array] = Operations(Requests(_adapter))
 
@@ -50,19 +24,6 @@ Compression: Compressors[Array] = Compressors(
     fp16=CastCompressor(_adapter, np.float16),
     int8=Int8Compressor(_adapter, np.float32),
 )
-
-# Horovod has none of these for MXNet; their arguments are those of the other bindings.
-allreduce_async = _operations.allreduce_async
-allreduce_async_ = _operations.allreduce_async_
-grouped_allreduce_async = _operations.grouped_allreduce_async
-grouped_allreduce_async_ = _operations.grouped_allreduce_async_
-allgather_async = _operations.allgather_async
-grouped_allgather_async = _operations.grouped_allgather_async
-broadcast_async = _operations.broadcast_async
-broadcast_async_ = _operations.broadcast_async_
-alltoall_async = _operations.alltoall_async
-reducescatter_async = _operations.reducescatter_async
-grouped_reducescatter_async = _operations.grouped_reducescatter_async
 
 
 def allreduce(
@@ -207,3 +168,44 @@ def grouped_reducescatter(
     return _operations.grouped_reducescatter(
         tensors, name, compression, op, process_set, prescale_factor, postscale_factor
     )
+
+
+# Horovod has none of these for MXNet; their arguments are those of the other bindings.
+# Methods of Operations; tools/binding_operations.py writes all that follows.
+allgather_async = _operations.allgather_async
+allreduce_async = _operations.allreduce_async
+allreduce_async_ = _operations.allreduce_async_
+alltoall_async = _operations.alltoall_async
+broadcast_async = _operations.broadcast_async
+broadcast_async_ = _operations.broadcast_async_
+grouped_allgather_async = _operations.grouped_allgather_async
+grouped_allreduce_async = _operations.grouped_allreduce_async
+grouped_allreduce_async_ = _operations.grouped_allreduce_async_
+grouped_reducescatter_async = _operations.grouped_reducescatter_async
+reducescatter_async = _operations.reducescatter_async
+
+__all__ = [
+    "Compression",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "reducescatter",
+    "reducescatter_async",
+]

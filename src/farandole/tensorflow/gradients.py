@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from farandole.core.operations.reduction import LINEAR, Adasum, Average, Max, Min, Product, Sum
+from farandole.core.operations import kinds
+from farandole.core.operations.reduction import LINEAR, Adasum, Average, Max, Min, Product, Reduction, Sum
 from farandole.core.plugins import Address
 from farandole.tensorflow import nodes
 from farandole.tensorflow.naming import backward_name
@@ -38,7 +39,8 @@ class _Node:
 
     def reduce(self, tensors: Gradients, op: int, part: str = "", pre: float = 1.0, post: float = 1.0) -> Gradients:
         """Return `tensors` of the backward pass, reduced over the operation's ranks."""
-        return nodes.allreduce(tensors, backward_name(self.wire, part), self.at, op, pre, post, self.grouped)
+        name, reduction = backward_name(self.wire, part), Reduction(op, pre, post)
+        return nodes.collective(kinds.ALLREDUCE, tensors, name, self.at, self.grouped, reduction)
 
     def size(self) -> tf.Tensor:
         """Return the number of ranks as a tensor, which is computed at run time."""
@@ -111,7 +113,7 @@ def _of_allgather(op: tf.Operation, *grads: tf.Tensor) -> Gradients:
     averaged = node.reduce(list(grads), Average)
     # Each rank's rows begin where those of the ranks before it end.
     rows = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in op.inputs])
-    (table,) = nodes.allgather([rows[tf.newaxis]], backward_name(node.wire, ".rows"), node.at)
+    (table,) = nodes.collective(kinds.ALLGATHER, [rows[tf.newaxis]], backward_name(node.wire, ".rows"), node.at)
     starts = tf.reduce_sum(table[: nodes.place(RANK, node.at)], axis=0)
     return [
         tf.ensure_shape(grad[starts[place] : starts[place] + rows[place]], tensor.shape)
@@ -130,7 +132,7 @@ def _of_broadcast(op: tf.Operation, *grads: tf.Tensor) -> Gradients:
 @tf.RegisterGradient("FarandoleReducescatter")  # type: ignore[untyped-decorator]
 def _of_reducescatter(op: tf.Operation, *grads: tf.Tensor) -> Gradients:
     node, (pre, post) = _Node.of(op), _factors(op)
-    joined = nodes.allgather(list(grads), backward_name(node.wire), node.at, node.grouped)
+    joined = nodes.collective(kinds.ALLGATHER, list(grads), backward_name(node.wire), node.at, node.grouped)
     if op.get_attr("op") == Sum:
         size = tf.cast(node.size(), tf.float64) * (pre * post)
         return [grad * tf.cast(size, grad.dtype) for grad in joined]

@@ -1,73 +1,38 @@
-"""The operations as graph nodes, or run eagerly: one function for each kind."""
+"""The operations as graph nodes, or run eagerly."""
 
 import struct
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from farandole.core.operations.reduction import Sum
+from farandole.core.operations import kinds
+from farandole.core.operations.reduction import Reduction
 from farandole.core.plugins import Address
 from farandole.tensorflow.plugin import operations
 
 
-def allreduce(
+def collective(
+    kind: int,
     tensors: Sequence[tf.Tensor],
     wire: str,
     at: Address,
-    op: int = Sum,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
     grouped: bool = False,
+    reduction: Reduction | None = None,
+    root: int = 0,
 ) -> list[tf.Tensor]:
-    """Reduce over all ranks, in the inputs' memory if nothing else uses it."""
-    return _independent(
-        operations().farandole_allreduce(
-            tensors=tensors,
-            tensor_name=wire,
-            op=op,
-            prescale_bits=_bits(prescale),
-            postscale_bits=_bits(postscale),
-            grouped=grouped,
-            **_of(at),
-        )
-    )
+    """Perform an operation over all ranks, in the inputs' memory if it keeps their shapes and nothing else uses them.
 
-
-def allgather(tensors: Sequence[tf.Tensor], wire: str, at: Address, grouped: bool = False) -> list[tf.Tensor]:
-    """Concatenate over ranks along the first dimension."""
-    gathered = operations().farandole_allgather(tensors=tensors, tensor_name=wire, grouped=grouped, **_of(at))
-    return _rows_like(_independent(gathered), tensors)
-
-
-def broadcast(
-    tensors: Sequence[tf.Tensor], wire: str, at: Address, root: int, grouped: bool = False
-) -> list[tf.Tensor]:
-    """Return the tensors of the member at index `root`."""
-    return _independent(
-        operations().farandole_broadcast(tensors=tensors, tensor_name=wire, root=root, grouped=grouped, **_of(at))
-    )
-
-
-def reducescatter(
-    tensors: Sequence[tf.Tensor],
-    wire: str,
-    at: Address,
-    op: int,
-    prescale: float,
-    postscale: float,
-    grouped: bool = False,
-) -> list[tf.Tensor]:
-    """Reduce over all ranks, and return this rank's rows."""
-    scattered = operations().farandole_reducescatter(
-        tensors=tensors,
-        tensor_name=wire,
-        op=op,
-        prescale_bits=_bits(prescale),
-        postscale_bits=_bits(postscale),
-        grouped=grouped,
-        **_of(at),
-    )
-    return _rows_like(_independent(scattered), tensors)
+    Kinds that reduce need `reduction`, and those with a root need `root`, the root's index among the members.
+    """
+    attributes = _of(at)
+    if reduction is not None:
+        op, prescale, postscale = reduction
+        attributes.update(op=op, prescale_bits=_bits(prescale), postscale_bits=_bits(postscale))
+    if kind in kinds.ROOTED:
+        attributes["root"] = root
+    perform = getattr(operations(), f"farandole_{kinds.NAMES[kind]}")
+    results = _independent(perform(tensors=tensors, tensor_name=wire, grouped=grouped, **attributes))
+    return results if kind in kinds.KEEPING_SHAPE else _rows_like(results, tensors)
 
 
 def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: str, at: Address) -> tuple[tf.Tensor, tf.Tensor]:

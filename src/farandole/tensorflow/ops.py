@@ -9,7 +9,7 @@ import tensorflow as tf
 from farandole.core import default
 from farandole.core.operations import kinds
 from farandole.core.operations.compression import Compressor, wire_op
-from farandole.core.operations.reduction import Average, Sum, choose_reduction
+from farandole.core.operations.reduction import Average, Reduction, Sum, choose_reduction
 from farandole.core.plugins import Address, address_of
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, membership_of
 from farandole.errors import InvalidRequest
@@ -64,10 +64,10 @@ def allreduce(
         with _on(device_sparse):
             return _reduce_slices([tensor], op, name, process_set, ignore_name_scope)[0]
     with _on(device_dense):
-        op = wire_op(compression, op, name)
+        reduction = Reduction(wire_op(compression, op, name), prescale_factor, postscale_factor)
         smaller, ctx = compression.compress(tf.convert_to_tensor(tensor))
         wire, at = _ask("allreduce", name, [smaller], process_set, ignore_name_scope)
-        (reduced,) = nodes.allreduce([smaller], wire, at, op, prescale_factor, postscale_factor)
+        (reduced,) = nodes.collective(kinds.ALLREDUCE, [smaller], wire, at, reduction=reduction)
         return compression.decompress(reduced, ctx)
 
 
@@ -99,11 +99,11 @@ def grouped_allreduce(
     if not dense:
         return results
     with _on(device_dense):
-        op = wire_op(compression, op, name)
+        reduction = Reduction(wire_op(compression, op, name), prescale_factor, postscale_factor)
         pairs = [compression.compress(tf.convert_to_tensor(tensors[place])) for place in dense]
         smaller = [tensor for tensor, _ in pairs]
         wire, at = _ask("grouped_allreduce", name, smaller, process_set, ignore_name_scope)
-        reduced = nodes.allreduce(smaller, wire, at, op, prescale_factor, postscale_factor, grouped=True)
+        reduced = nodes.collective(kinds.ALLREDUCE, smaller, wire, at, grouped=True, reduction=reduction)
         for place, output, (_, ctx) in zip(dense, reduced, pairs, strict=True):
             results[place] = compression.decompress(output, ctx)
     return results
@@ -118,7 +118,7 @@ def allgather(
     """Concatenate the ranks' tensors by rank along the first dimension, which may differ between ranks."""
     tensor = tf.convert_to_tensor(tensor)
     wire, at = _ask("allgather", name, [tensor], process_set, ignore_name_scope)
-    return nodes.allgather([tensor], wire, at)[0]
+    return nodes.collective(kinds.ALLGATHER, [tensor], wire, at)[0]
 
 
 def grouped_allgather(
@@ -132,7 +132,7 @@ def grouped_allgather(
         return []
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     wire, at = _ask("grouped_allgather", name, given, process_set, ignore_name_scope)
-    return nodes.allgather(given, wire, at, grouped=True)
+    return nodes.collective(kinds.ALLGATHER, given, wire, at, grouped=True)
 
 
 def broadcast(
@@ -145,7 +145,7 @@ def broadcast(
     """Return the tensor of rank `root_rank`; the ranks' shapes and dtypes must be equal."""
     tensor = tf.convert_to_tensor(tensor)
     wire, at = _ask("broadcast", name, [tensor], process_set, ignore_name_scope)
-    return nodes.broadcast([tensor], wire, at, _place_of(root_rank, wire, process_set))[0]
+    return nodes.collective(kinds.BROADCAST, [tensor], wire, at, root=_place_of(root_rank, wire, process_set))[0]
 
 
 def grouped_broadcast(
@@ -160,7 +160,9 @@ def grouped_broadcast(
         return []
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     wire, at = _ask("grouped_broadcast", name, given, process_set, ignore_name_scope)
-    return nodes.broadcast(given, wire, at, _place_of(root_rank, wire, process_set), grouped=True)
+    return nodes.collective(
+        kinds.BROADCAST, given, wire, at, grouped=True, root=_place_of(root_rank, wire, process_set)
+    )
 
 
 def alltoall(
@@ -196,10 +198,11 @@ def reducescatter(
 
     If the rows do not divide evenly, the first ranks get one row more."""
     op = wire_op(compression, op, name, kinds.REDUCESCATTER)
+    reduction = Reduction(op, prescale_factor, postscale_factor)
     with _on(device_dense):
         smaller, ctx = compression.compress(tf.convert_to_tensor(tensor))
         wire, at = _ask("reducescatter", name, [smaller], process_set, ignore_name_scope)
-        (rows,) = nodes.reducescatter([smaller], wire, at, op, prescale_factor, postscale_factor)
+        (rows,) = nodes.collective(kinds.REDUCESCATTER, [smaller], wire, at, reduction=reduction)
         return compression.decompress(rows, ctx)
 
 
@@ -216,11 +219,12 @@ def grouped_reducescatter(
     if not tensors:
         return []
     op = wire_op(compression, op, None, kinds.REDUCESCATTER)
+    reduction = Reduction(op, prescale_factor, postscale_factor)
     with _on(device_dense):
         pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
         smaller = [tensor for tensor, _ in pairs]
         wire, at = _ask("grouped_reducescatter", None, smaller, process_set, False)
-        rows = nodes.reducescatter(smaller, wire, at, op, prescale_factor, postscale_factor, grouped=True)
+        rows = nodes.collective(kinds.REDUCESCATTER, smaller, wire, at, grouped=True, reduction=reduction)
         return [compression.decompress(output, ctx) for output, (_, ctx) in zip(rows, pairs, strict=True)]
 
 
@@ -289,7 +293,7 @@ def _reduce_slices(
         size = size_op(at[1])
         # Each rank divides its own rows. Integers become floats first: a narrow integer may not hold the size.
         values = [each / tf.cast(size, each.dtype) for each in map(_as_floating, values)]
-    gathered = nodes.allgather([*values, *indices], wire, at, grouped=True)
+    gathered = nodes.collective(kinds.ALLGATHER, [*values, *indices], wire, at, grouped=True)
     return [
         tf.IndexedSlices(gathered[place], gathered[place + len(slices)], each.dense_shape)
         for place, each in enumerate(slices)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from farandole.errors import spell_ranks
-from farandole.timeline.meetings import MEETINGS, find_meetings, spread_of
+from farandole.timeline.meetings import UNMET, find_meetings, spread_of
 from farandole.timeline.trace import RankTrace
 from farandole.topology import host_name
 
@@ -59,7 +59,7 @@ def compare_clocks(ranks: Mapping[int, RankTrace]) -> list[Clock]:
     found: dict[int, list[int]] = defaultdict(list)  # by rank: how much later than the first its operations end
     apart: set[int] = set()  # ranks that cannot have the first one's clock
     for meeting in find_meetings(ranks):
-        if first in meeting and meeting[first].kind in MEETINGS:
+        if first in meeting and meeting[first].kind not in UNMET:
             begin, end = meeting[first].begin, meeting[first].end
             for rank, operation in meeting.items():
                 found[rank].append(operation.end - end)

@@ -6,9 +6,9 @@ from statistics import median
 
 from farandole.timeline.trace import Operation, RankTrace
 
-# Kinds that end on no rank before every rank has begun. Broadcast is left out because its root need not wait, join
-# because a rank that joins waits for the last one.
-MEETINGS = ("allreduce", "allgather", "alltoall", "barrier", "reducescatter")
+# Kinds that may end on a rank before every rank has begun: the root of a broadcast need not wait. A rank that joins
+# begins long before the last one. Operations of the other kinds end on no rank before every rank has begun.
+UNMET = ("broadcast", "join")
 
 _Key = tuple[str, str]  # track and kind
 
@@ -46,7 +46,7 @@ def _by_key(trace: RankTrace) -> dict[_Key, list[Operation]]:
 
 
 def _lacks_first(one: Mapping[_Key, list[Operation]], other: Mapping[_Key, list[Operation]]) -> bool:
-    both = [(one[key], other[key]) for key in one if key in other and key[1] in MEETINGS]
+    both = [(one[key], other[key]) for key in one if key in other and key[1] not in UNMET]
     from_front = [b.end - a.end for ours, theirs in both for a, b in zip(ours, theirs, strict=False)]
     from_back = [b.end - a.end for ours, theirs in both for a, b in zip(ours[::-1], theirs[::-1], strict=False)]
     return spread_of(from_back) < spread_of(from_front)

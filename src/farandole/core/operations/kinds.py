@@ -1,4 +1,4 @@
-"""Kinds of operations, as the engine's integers, and their names."""
+"""Kinds of operations, as the engine's integers, their names and traits."""
 
 from typing import Final
 
@@ -11,3 +11,6 @@ BARRIER: Final = 5
 JOIN: Final = 6
 
 NAMES: Final = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join")
+
+ROOTED: Final = frozenset({BROADCAST})  # with a root rank
+KEEPING_SHAPE: Final = frozenset({ALLREDUCE, BROADCAST})  # results have the inputs' shapes, and may overwrite them

@@ -164,7 +164,7 @@ class Requests(Generic[T]):
             membership = membership_of(request.process_set, request.stem, request.name)
         wire = request.wire or membership.wire_name(request.stem, request.name)
         adapter, grouped, asked = self.adapter, request.grouped, request
-        if request.kind == kinds.BROADCAST:
+        if request.kind in kinds.ROOTED:
             place = membership.place_of(request.root, wire)
             if place != request.root:
                 request = request._replace(root=place)
@@ -182,7 +182,7 @@ class Requests(Generic[T]):
         outputs = None  # the engine allocates the results
         if write:
             outputs = list(tensors) if grouped else tensors
-        elif request.kind in (kinds.ALLREDUCE, kinds.BROADCAST):
+        elif request.kind in kinds.KEEPING_SHAPE:
             outputs = list(map(adapter.empty_like, tensors)) if grouped else adapter.empty_like(tensors)
         try:
             engine = membership.engine
