@@ -70,7 +70,7 @@ def test_files_and_symbols_of_a_recipe_exist(recipe: str) -> None:
 
 
 # Files that use the collective of the next test, and would not change for another one.
-USERS = {"native/collectives/adasum.cc", "native/collectives/int8.cc", "src/farandole/torch/distributed/group.py"}
+USERS = {"src/farandole/torch/distributed/group.py"}
 
 
 def code_of(file: Path) -> str:
@@ -94,6 +94,17 @@ def test_the_recipe_of_a_collective_names_every_file_that_has_one() -> None:
     }
     unnamed = {str(file.relative_to(ROOT)) for file in having - named}
     assert unnamed == USERS
+
+
+def test_a_new_collective_touches_few_files() -> None:
+    always = RECIPES["Add a collective"].partition("These are only for some collectives")[0]
+    steps = always.partition("\n1. ")[2].partition("\n6. Tests")[0]
+    words = set(re.findall(r"`((?:native|src)/[^`\n]+)`", steps))
+    generated = {"src/farandole/<binding>/ops.py"}
+    only_if = {"native/engine/request.h", "native/engine/wire.cc", "native/collectives/world.h"}
+    native = {word for word in words if word.startswith("native")} - only_if
+    assert len(native) + 1 <= 12  # and the header
+    assert len({word for word in words if word.startswith("src")} - generated) <= 8
 
 
 @pytest.mark.native
