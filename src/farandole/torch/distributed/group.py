@@ -78,9 +78,10 @@ class FarandoleGroup(NamedGroup):
     def _join(self, rendezvous: Rendezvous, config: Config, members: Sequence[int] = (), label: str = "") -> None:
         self._rank, self._size = rendezvous.rank, rendezvous.size
         self._barriers = 0  # monitored ones so far
-        self._context = context = Context(rendezvous, config, members=members, process_set=label, transfers=True)
+        context = Context(rendezvous, config, members=members, process_set=label, transfers=True)
         follower = Follower("farandole-futures")
         self._submitter = Submitter(context.engine, follower, self.title)
+        self._context = weakref.ref(context)  # which ends with the group
         # At the interpreter's exit at the latest: many programs never destroy their process group.
         self._end: Callable[[], object] = weakref.finalize(self, _end, context, follower, os.getpid())
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from farandole.config import Config
-from farandole.errors import ConfigError, FarandoleError, InvalidRequest
+from farandole.errors import ConfigError, EngineClosed, FarandoleError, InvalidRequest
 from farandole.meeting.addresses import join_address, split_address
 from farandole.topology import JobEnvironment
 from farandole.torch.distributed.group import FarandoleGroup
@@ -110,9 +110,13 @@ class ElasticProcessGroup(FarandoleGroup):
         """Return the error that every operation raises until the group is configured again; None if there is none.
 
         A rank that has left by `abort` or `shutdown` is no error of the group: the operations that it lacks tell."""
+        if "_context" not in self.__dict__:
+            return None
         try:
-            if "_context" in self.__dict__:
-                self._context.engine.require_alive()
+            context = self._context()
+            if context is None:
+                return EngineClosed("it was shut down")
+            context.engine.require_alive()
         except FarandoleError as error:
             return error
         return None
