@@ -6,6 +6,7 @@ torch; one that fails runs once more. --seconds ends a run early, with status 3;
 that are left, from the outcomes in build/torch-suite. --write also writes docs/reference/torch-suite.md."""
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import tempfile
 import time
 import types
 import unittest
+import zlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -71,6 +73,8 @@ def run_tests(
     `CalledProcessError` if the suite breaks."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.json") if kept is None else kept
+        if results.exists() and not _left(outcomes := json.loads(results.read_text(encoding="utf-8"))):
+            return {name: Outcome(*each) for name, each in outcomes.items()}
         env = {key: value for key, value in os.environ.items() if key != "FARANDOLE_AS_GLOO"}
         env |= {"BACKEND": opened, "WORLD_SIZE": str(ranks), "TEMP_DIR": folder, "MASTER_ADDR": "127.0.0.1"}
         env |= {"OMP_NUM_THREADS": "1", "PYTORCH_PRINT_REPRO_ON_FAILURE": "0", **BACKENDS[backend]}
@@ -78,10 +82,14 @@ def run_tests(
         longest = timeout if kept is None else timeout + 3 * TEST_SECONDS
         subprocess.run(command, env=env, timeout=longest, check=True, capture_output=True, text=True)
         found = json.loads(results.read_text(encoding="utf-8"))
-        left = sum(each is None for each in found.values())
-        if left:
+        if left := _left(found):
             raise Unfinished(f"{left} of {len(found)} tests over {backend} at {ranks} ranks are left")
         return {name: Outcome(*each) for name, each in found.items()}
+
+
+def _left(outcomes: Mapping[str, object]) -> int:
+    """Return the number of tests that have not run."""
+    return sum(each is None for each in outcomes.values())
 
 
 def run_inside(results: Path, only: str, seconds: float) -> None:
@@ -97,6 +105,8 @@ def run_inside(results: Path, only: str, seconds: float) -> None:
     from torch.testing._internal import common_distributed
     from torch.testing._internal.distributed import distributed_test as theirs
 
+    if os.environ.get("FARANDOLE_AS_GLOO"):
+        importlib.import_module("farandole.torch.distributed.gloo")  # once, not in the ranks of each test
     theirs.BACKEND = "gloo"  # the tests are open now
     common_distributed.TIMEOUT_DEFAULT = TEST_SECONDS
     fork = torch.multiprocessing.get_context("fork").Process
@@ -143,7 +153,7 @@ def compare(ranks: int, only: str, end: float) -> tuple[Outcomes, Outcomes, Outc
                 only=only,
                 opened=opened,
                 timeout=max(0, end - time.monotonic()),
-                kept=KEPT / f"{ranks}-{backend}-{opened}.json",
+                kept=KEPT / f"{ranks}-{backend}-{opened}-{zlib.crc32(only.encode()):x}.json",
             )
             for backend in BACKENDS
         ]
@@ -171,10 +181,10 @@ def differing(found: Mapping[int, Sequence[Outcomes]]) -> list[str]:
                 if first.state != second.state or first.state == "failed":
                     key = (name, first.state, second.state)
                     lines.setdefault(key, ([], reason_of(name, first, second)))[0].append(str(ranks))
-    return [
-        f"| `{name}` | {', '.join(ranks)} | {first} | {second} | {reason} |"
-        for (name, first, second), (ranks, reason) in lines.items()
-    ]
+    rows: dict[tuple[str, ...], list[str]] = {}  # alike but for the names
+    for (name, *states), (numbers, reason) in lines.items():
+        rows.setdefault((", ".join(numbers), *states, reason), []).append(f"`{name}`")
+    return [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in rows.items()]
 
 
 def reason_of(name: str, *outcomes: Outcome) -> str:

@@ -1,10 +1,12 @@
 """A part of torch's own tests of torch.distributed, over farandole in place of gloo. tools/torch_suite.py runs all."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch.distributed")
 
-from torch_suite import run_tests
+from torch_suite import Unfinished, run_tests
 
 # A collective of each form, groups, messages with their events in the profiler, DDP, and one that torch opens for MPI.
 GLOO = [
@@ -22,3 +24,12 @@ def test_torchs_tests(opened: str) -> None:
     found = run_tests("farandole", 2, only=f"^({'|'.join(names)})$", opened=opened, timeout=240)
     assert sorted(found) == sorted(names)
     assert {name: each.reason for name, each in found.items() if each.state != "passed"} == {}
+
+
+def test_a_run_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    kept = tmp_path / "outcomes.json"
+    with pytest.raises(Unfinished, match="1 of 1 tests over gloo at 2 ranks are left"):
+        run_tests("gloo", 2, only="^test_get_rank$", timeout=0, kept=kept)
+    found = run_tests("gloo", 2, only="^test_get_rank$", timeout=60, kept=kept)
+    assert found["test_get_rank"].state == "passed"
+    assert run_tests("gloo", 2, only="^test_get_rank$", timeout=0, kept=kept) == found
