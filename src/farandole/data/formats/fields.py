@@ -274,7 +274,9 @@ def _checked_fill(name: str, kind: pa.DataType, fill: object) -> object:
     if isinstance(fill, float) and pa.types.is_decimal(kind):
         fill = Decimal(repr(fill))
     try:
-        pa.scalar(fill, kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
+        held = pa.scalar(fill, kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
+        if pa.types.is_integer(kind) and held.as_py() != fill:
+            raise ValueError(f"it would become {held}")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ConfigError("nulls", f"'{name}' is {kind}, which cannot hold {fill!r} ({error})") from error
     return fill

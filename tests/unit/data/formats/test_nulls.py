@@ -124,9 +124,10 @@ def test_arrays_of_other_lengths_reach_the_transform_which_pads_them(tmp_path: P
         read(tmp_path, pa.array([[1, 2], [3]]), lambda columns: columns)
 
 
-def test_what_stands_for_nulls_must_fit(tmp_path: Path) -> None:
-    fields = FieldOptions(nulls={"x": "none"})
-    with pytest.raises(ConfigError, match="nulls: 'x' is int64, which cannot hold 'none'"):
+@pytest.mark.parametrize("fill", ["none", 1.5, float("nan"), 2**70])
+def test_what_stands_for_nulls_must_fit(tmp_path: Path, fill: object) -> None:
+    fields = FieldOptions(nulls={"x": fill})
+    with pytest.raises(ConfigError, match=f"nulls: 'x' is int64, which cannot hold {fill!r}"):
         read(tmp_path, pa.array([1, None]), lambda columns: columns, fields=fields)
     fields = FieldOptions(nulls={"x": -1.5})
     found = read(tmp_path, pa.array([Decimal("2.25"), None]), lambda columns: columns, fields=fields)
