@@ -174,10 +174,11 @@ def _condition(found: object) -> Condition:
 def _check_values(schema: pa.Schema, branches: Sequence[Sequence[Condition]]) -> None:
     """Raise `DataError` for a value that the column's type cannot be compared with."""
     for name, operator, value in (each for branch in branches for each in branch):
+        kind = schema.field(name).type
         try:
-            rows_that_hold(schema.empty_table().select([name]), [[(name, operator, value)]])
+            # A row, because Arrow does not compare the zones of times without one.
+            rows_that_hold(pa.table([pa.nulls(1, kind)], [name]), [[(name, operator, value)]])
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            kind = schema.field(name).type
             raise DataError(name, f"is {kind}, and cannot be compared: {operator} {value!r} ({error})") from error
 
 

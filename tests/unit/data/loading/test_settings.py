@@ -1,6 +1,7 @@
 """Arguments that make no loader, reader or choice of rows: refused by name, before anything is read."""
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,13 @@ def test_what_is_no_condition(source: Closed, where: Any) -> None:
 def test_values_that_a_column_cannot_be_compared_with(source: Closed, name: str, operator: str, value: object) -> None:
     with pytest.raises(DataError, match=f"column '{name}': is .*, and cannot be compared: {operator} "):
         SelectedSource(source, [[("age", ">", 1)], [(name, operator, value)]])
+
+
+def test_times_with_a_zone_are_not_compared_with_times_without(tmp_path: Path) -> None:
+    times = pa.array([0], pa.timestamp("us", "Europe/Berlin"))
+    pq.write_table(pa.table({"at": times}), tmp_path / "times.parquet")
+    with pytest.raises(DataError, match=r"column 'at': is .*, and cannot be compared: > .*timezone"):
+        SelectedSource(ParquetSource(str(tmp_path)), [("at", ">", datetime(2024, 1, 1))])
 
 
 def test_conditions_may_be_lists_and_values_any_collection(tmp_path: Path) -> None:
