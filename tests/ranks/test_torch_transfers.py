@@ -154,6 +154,22 @@ def test_messages_of_a_rank_that_has_left() -> None:
     in_group(2, body)
 
 
+def test_a_message_has_its_event_in_the_profiler_before_the_wait_returns() -> None:
+    """A profiler that stops while another thread adds an event corrupts memory."""
+
+    def body(group: FarandoleGroup) -> None:
+        for _ in range(50):
+            tensor = torch.ones(1)
+            work = group.send([tensor], 1, 0) if group.rank() == 0 else group.recv([tensor], 0, 0)
+            recorded = work.recorded
+            assert recorded is not None
+            work.wait()
+            assert recorded.done()
+
+    with torch.autograd.profiler.profile():
+        in_group(2, body)
+
+
 def test_lazily_negated_views() -> None:
     def body(group: FarandoleGroup) -> None:
         values = torch.complex(torch.ones(3), torch.full((3,), group.rank() + 1.0))

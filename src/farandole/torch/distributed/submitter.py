@@ -123,10 +123,9 @@ class Submitter:
             raise
         # An event that ends in another thread is asynchronous: other operations are beside it, not below it.
         end = partial(torch.ops.profiler._call_end_callbacks_on_jit_fut, record)
-        ended = self._follower.future_of(work.underway, end)
+        work.recorded = self._follower.future_of(work.underway, end)
         if now:
             work.wait()
-            ended.wait()  # the thread that ends it is at it
         return work
 
     def _explained(self, what: str | None, tensor: Tensor | None, error: CollectiveError) -> CollectiveError:

@@ -104,6 +104,7 @@ class Work(dist.Work):
         self.results, self.underway, self._follower = results, underway, follower
         self._future: Future[Results] | None = None
         self._awaited = underway is None
+        self.recorded: Future[Results] | None = None  # completes when torch's profiler has its event
 
     def __del__(self) -> None:
         # torch may keep only the C++ half and wait for that one (`DistributedDataParallel.join` does), which calls
@@ -123,6 +124,9 @@ class Work(dist.Work):
         if timeout > NO_TIMEOUT and not (underway.done() or self._follower.wait(underway, timeout) or underway.done()):
             raise TimeoutError(f"the collective is not done after {timeout}; it goes on, and can be waited for again")
         underway.wait()
+        recorded, self.recorded = self.recorded, None
+        if recorded is not None and not self._follower.is_current():
+            recorded.wait()  # the profiler must not stop while another thread adds the event
         if not underway.gpus:  # other streams may have to wait, too
             self.underway = None
         return True
@@ -228,6 +232,10 @@ class Follower:
         done = threading.Event()
         self._follow(underway, lambda _: done.set())
         return done.wait(timeout.total_seconds())
+
+    def is_current(self) -> bool:
+        """Return whether the calling thread is the follower's."""
+        return self._thread is threading.current_thread()
 
     def close(self) -> None:
         """End the thread after the collectives that it waits for."""
