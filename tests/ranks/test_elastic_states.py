@@ -473,6 +473,14 @@ def test_a_new_rank_has_memory_for_the_state_of_torch_optimizers(in_elastic_job:
         hvd.elastic.TorchState(optimizer=closures).prepare()
         assert not closures.state
 
+        class Counting(torch.optim.SGD):
+            def step(self, closure: object = None) -> None:  # type: ignore[override]
+                pytest.fail("a step of the user's class may reduce gradients")
+
+        own = Counting(torch.nn.Linear(3, 2).parameters(), lr=0.1, momentum=0.9)
+        hvd.elastic.TorchState(optimizer=own).prepare()
+        assert not own.state
+
     run_ranks(2, body)
 
 

@@ -113,10 +113,13 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def prepare(self) -> None:
-        if not self.value.state:
+        classes = (each for each in type(self.value).__mro__ if not issubclass(each, Front))
+        kind = next(each for each in classes if issubclass(each, torch.optim.Optimizer))
+        # A step of a user's class may do anything, such as reduce gradients.
+        if not self.value.state and kind.__module__.startswith("torch.optim."):
             try:
-                self.value.state.update(_first_state(self.value))
-            except Exception as error:  # a class of the user's may do anything in its step
+                self.value.state.update(_first_state(self.value, kind))
+            except Exception as error:  # LBFGS needs a closure, SparseAdam needs sparse gradients
                 log.info(
                     "memory for the state of %s is allocated when it arrives: %r", type(self.value).__name__, error
                 )
@@ -177,11 +180,12 @@ def find_handler(value: object) -> StateHandler[Any] | None:
     return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
 
 
-def _first_state(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[str, Any]]:
+def _first_state(
+    optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]
+) -> dict[torch.Tensor, dict[str, Any]]:
     """Return zeros in the form of the state that the optimizer's first step makes.
 
-    A copy of the optimizer takes that step with parameters that have no memory, and without hooks."""
-    kind = next(each for each in type(optimizer).__mro__ if not issubclass(each, Front))
+    A copy of the optimizer, of class `kind`, takes that step with parameters that have no memory, and without hooks."""
     dry = kind.__new__(kind)
     taken = {name: OrderedDict() if name.endswith("_hooks") else value for name, value in vars(optimizer).items()}
     taken.pop("step", None)  # that of a learning-rate scheduler
@@ -210,8 +214,9 @@ def _without_memory(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _written(value: object, device: torch.device) -> object:
-    is_large = isinstance(value, torch.Tensor) and value.device.type == "meta"
-    return torch.empty_like(value, device=device).zero_() if is_large else value
+    if isinstance(value, torch.Tensor) and value.device.type == "meta":
+        return torch.empty_like(value, device=device).zero_()
+    return value
 
 
 def _copied(value: Any, before: Any) -> Any:
