@@ -16,7 +16,7 @@ names=("$@")
 if ((${#names[@]} == 0)); then
   # Modules without a main are imported by benchmarks.
   mapfile -t names < <(find bench -maxdepth 1 -name 'native_*.cc' -printf '%f\n' | sed 's/\.cc$//' | sort &&
-    grep -l '__main__' bench/*.py | xargs -n 1 basename -s .py | grep -v '^summary$')
+    grep -l '__main__' bench/*.py | xargs -n 1 basename -s .py | grep -vE '^(summary|pictures)$')
 fi
 
 # The competitors from PyPI. The benchmarks themselves report others that are missing, such as Open MPI.
@@ -46,7 +46,10 @@ for name in "${names[@]}"; do
   "${command[@]}" || failed+=("$name")
 done
 mapfile -t results < <(find bench/results -name '*.json' -newer build/bench/started ! -name '*-summary.json' | sort)
-((${#results[@]} == 0)) || python bench/summary.py "${results[@]}"
+if ((${#results[@]})); then
+  python bench/summary.py "${results[@]}"
+  python bench/pictures.py "${results[@]}"
+fi
 if ((${#failed[@]})); then
   echo "bench: failed: ${failed[*]}" >&2
   exit 1
