@@ -185,7 +185,7 @@ class Roster:
     @property
     def is_awaited(self) -> bool:
         """Whether members that have come for a place wait for those that train."""
-        return any(member.phase == "waiting" for member in self._members.values())
+        return self._first_wait() is not None
 
     @property
     def live(self) -> list[int]:
@@ -282,7 +282,9 @@ class Roster:
         return member.phase == "placed" or (member.phase == "starting" and self.generation < 0)
 
     def _first_wait(self) -> float | None:
-        return min((each.since for each in self._members.values() if each.phase == "waiting"), default=None)
+        # One that was told to end waits no more, although its process may still be there.
+        waiting = [each for each in self._members.values() if each.phase == "waiting" and not each.ended]
+        return min((each.since for each in waiting), default=None)
 
     def give_up(self, number: int, why: str, now: float) -> Iterator[End]:
         """Count a member as lost although its process may still be there, and end that."""

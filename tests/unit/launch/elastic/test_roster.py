@@ -258,6 +258,21 @@ def test_programs_that_never_meet_run_to_their_end() -> None:
     assert world.outcome == Outcome(None)
 
 
+def test_a_member_that_was_sent_away_waits_for_nobody() -> None:
+    """It had waited for as long as members are borne that do not come; its process ends later."""
+    world = World(a=2, b=1)
+    for number in range(3):
+        world.come(number)
+    world.come(0, commits=1)
+    world.come(2, commits=2)
+    world.find(a=4)
+    world.come(3)
+    world.come(4)
+    actions = world.roster.step(world.now + LIMITS.patience)
+    assert [type(each) for each in actions] == [End, Form, End]
+    assert world.roster.step(world.now + LIMITS.patience + 1.0) == []
+
+
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["come", "kill", "return", "time", "hosts"]), st.integers(0, 11), st.integers(0, 3)),
     max_size=60,
