@@ -151,6 +151,9 @@ class OptimizerStateHandler(StateHandler[torch.optim.Optimizer]):
 class SamplerStateHandler(StatefulHandler[ElasticSampler]):
     """Handler of an `ElasticSampler`: its epoch and the samples that were processed."""
 
+    def __init__(self, sampler: ElasticSampler) -> None:  # the argument has Horovod's name
+        super().__init__(sampler)
+
     def reset(self) -> None:
         self.value.reset()
 
