@@ -35,11 +35,11 @@ is the median of the rounds, the line reaches from the least to the greatest rat
 
 def draw(result: Mapping[str, object], lines: Sequence[Line]) -> str:
     """Return the SVG of one result: a row for each measurement, a color for each competitor."""
-    whats = list(dict.fromkeys(line.what for line in lines))
+    rows = list(dict.fromkeys(line.what for line in lines))
     peers = list(dict.fromkeys(line.against for line in lines))
-    left = EDGE + LETTER * max(map(len, whats))
+    left = EDGE + LETTER * max(map(len, rows))
     keys, top = _keys(peers)
-    bottom = top + ROW * (len(whats) + 1)
+    bottom = top + ROW * (len(rows) + 1)
     low = min(1.0, *(line.ratio.min for line in lines))
     high = max(1.0, *(line.ratio.max for line in lines))
     ends = math.floor(math.log10(low) * 3) / 3, max(math.ceil(math.log10(high) * 3) / 3, 1 / 3)
@@ -60,7 +60,7 @@ def draw(result: Mapping[str, object], lines: Sequence[Line]) -> str:
         parts.append(f'<path d="M{x(tick):.1f},{top}V{bottom}" stroke="{strong}"/>')
         parts.append(f'<text x="{x(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>')
     colors = dict(zip(peers, _colors(peers), strict=True))
-    for number, what in enumerate(whats):
+    for number, what in enumerate(rows):
         mine = [line for line in lines if line.what == what]
         y = top + ROW * (number + 1)
         parts.append(f'<text x="{left - 10:.0f}" y="{y + 4}" text-anchor="end">{escape(what)}</text>')
