@@ -214,7 +214,7 @@ class ElasticJob:
             return
         for number, asked in [(each, signs[each].unanswered) for each in trains]:
             if asked > BUSY or (asked > SILENT and is_stopped_here(number, self._secret)):
-                why = f"it gave no sign of life for {PING_EVERY * asked:g} s while others waited: it is stopped"
+                why = f"it gave no sign of life for {PING_EVERY * asked:g} s while others waited: it is stuck"
                 log.warning("member %d is lost: %s", number, why)
                 self._depart(number)  # nobody else tells of its end if its host is lost
                 for action in self._roster.give_up(number, why, now):

@@ -49,7 +49,7 @@ class StuckMembers:
             silence = time.monotonic() - self._silent.setdefault(number, began)
             if silence < BUSY and not is_stopped_here(number, self._secret):
                 continue
-            text = "member %d is lost: it gave no sign of life for %.2g s while others waited: it is stopped"
+            text = "member %d is lost: it gave no sign of life for %.2g s while others waited: it is stuck"
             log.warning(text, number, silence)
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):

@@ -1,5 +1,6 @@
 """Members of an elastic job that answer no call, without a launcher."""
 
+import signal
 import socket
 import subprocess
 import sys
@@ -34,10 +35,26 @@ def test_a_member_that_does_not_answer_is_ended_by_one_that_waits(
     stuck = StuckMembers(1, secret)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts for it
         others = {7: join_address(*silent.getsockname()[:2])}
+        process.send_signal(signal.SIGSTOP)
         stuck.end(others, operations=5)
         stuck.end(others, operations=6)
         assert process.poll() is None, "this member has finished an operation meanwhile"
         stuck.end(others, operations=6)
+        assert process.wait(30) == -9
+
+
+def test_a_silent_member_that_is_not_stopped_has_more_time(
+    secret: bytes, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may pickle a checkpoint, which holds Python's lock."""
+    stuck = StuckMembers(1, secret)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        others = {7: join_address(*silent.getsockname()[:2])}
+        for _ in range(3):
+            stuck.end(others, operations=5)
+        assert process.poll() is None
+        monkeypatch.setattr("farandole.meeting.launched.stuck.BUSY", 3.0)
+        stuck.end(others, operations=5)
         assert process.wait(30) == -9
 
 
