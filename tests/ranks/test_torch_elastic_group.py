@@ -44,7 +44,7 @@ class Quorum:
         assert self.each(of, lambda rank, group: group.reconfigure(opts).wait()) == [True] * len(of)
 
     def sums(self, of: Sequence[int]) -> list[object]:
-        """What an allreduce of 1, 2, ... gives each of these replicas, or its error."""
+        """Return the result of an allreduce of 1, 2, ... in each of these replicas, or its error."""
 
         def call(rank: int, group: Group) -> object:
             assert (group.rank(), group.size()) == (rank, len(of))

@@ -79,7 +79,7 @@ def expected_weights(folder: Path, steps: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What happens to the job of one seed: events, each followed by a pause."""
+    """Events in the job of one seed, each followed by a pause."""
 
     seed: int
     events: Sequence[tuple[str, float]]

@@ -40,7 +40,7 @@ class StateHandler(Generic[V]):
 
     @property
     def is_changed(self) -> bool:
-        """Whether the value has changed since `save`, which has kept no copy."""
+        """Return whether the value has changed since `save`, which has kept no copy."""
         return False
 
     def keep(self) -> None:

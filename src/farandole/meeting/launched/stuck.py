@@ -26,7 +26,7 @@ BUSY = 10.0
 
 
 class StuckMembers:
-    """What member `me` knows of the others; `secret` is that of their job."""
+    """Watch of member `me` over the others; `secret` is that of their job."""
 
     def __init__(self, me: int, secret: bytes) -> None:
         self._me, self._secret = me, secret
