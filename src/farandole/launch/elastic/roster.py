@@ -5,7 +5,7 @@ have ranks in it. When one of them is lost, or hosts come or go, the others come
 the next generation of those that are there. Times are in seconds of one clock."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -194,7 +194,7 @@ class Roster:
 
     def expected(self, number: int) -> tuple[int, list[str]]:
         """Return the rank that a new member may get, and the host of each rank: what is known when it starts."""
-        live = [member for member in self._in_order() if not member.leaving]
+        live = _in_order(member for member in self._members.values() if not member.leaving)
         return [member.number for member in live].index(number), [member.host for member in live]
 
     def next_time(self) -> float | None:
@@ -306,14 +306,14 @@ class Roster:
 
     def _may_form(self) -> list[_Member] | None:
         """Return the members of the next generation, in the order of their ranks; None while others are awaited."""
-        waiting = [each for each in self._in_order() if each.phase == "waiting"]
+        waiting = [each for each in self._members.values() if each.phase == "waiting"]
         holders = [each for each in waiting if each.commits >= 0]
         if any(each.phase == "placed" and not (each.leaving and holders) for each in self._members.values()):
             return None
         # Members without a slot go on if the state would be lost with them.
         is_safe = any(not each.leaving for each in holders)
         ready = [each for each in waiting if not each.leaving or (each.commits >= 0 and not is_safe)]
-        return ready[: self.limits.most] if len(ready) >= self.limits.least else None
+        return _in_order(ready)[: self.limits.most] if len(ready) >= self.limits.least else None
 
     def _form(self, now: float) -> Iterator[Action]:
         ready = self._may_form()
@@ -357,14 +357,15 @@ class Roster:
                 member.told = True
             yield Tell(untold, added, removed)
 
-    def _in_order(self) -> list[_Member]:
-        """Return the members in the order of their ranks: the newest state first, each host's together.
 
-        Members that had ranks keep their order; hosts follow their first member."""
+def _in_order(members: Iterable[_Member]) -> list[_Member]:
+    """Return these members in the order of their ranks: the newest state first, each host's together.
 
-        def key(member: _Member) -> tuple[int, float, int]:
-            return -member.commits, float("inf") if member.rank is None else member.rank, member.number
+    Members that had ranks keep their order; hosts follow their first member."""
 
-        order = sorted(self._members.values(), key=key)
-        hosts = list(dict.fromkeys(member.host for member in order))
-        return sorted(order, key=lambda member: hosts.index(member.host))
+    def key(member: _Member) -> tuple[int, float, int]:
+        return -member.commits, float("inf") if member.rank is None else member.rank, member.number
+
+    order = sorted(members, key=key)
+    hosts = list(dict.fromkeys(member.host for member in order))
+    return sorted(order, key=lambda member: hosts.index(member.host))

@@ -25,6 +25,7 @@ class World:
         self.leaving: set[int] = set()  # members whose slots are gone
         self.formed: list[Form] = []
         self.outcome: Outcome | None = None
+        self.obeying = False
         self.find(**slots)
 
     def find(self, **slots: int) -> None:
@@ -35,10 +36,14 @@ class World:
 
     def step(self, later: float = 0.0) -> list[Action]:
         self.now += later
-        actions = [] if self.outcome is not None else self.roster.step(self.now)
+        if self.obeying or self.outcome is not None:
+            return []
+        actions = self.roster.step(self.now)
+        self.obeying = True  # as in a launcher, all actions of a step come before the next one
         for action in actions:
             self._obey(action)
-        return actions
+        self.obeying = False
+        return [*actions, *self.step()] if any(isinstance(each, End) for each in actions) else actions
 
     def come(self, number: int, commits: int = -1) -> None:
         self.placed.pop(number, None)
@@ -271,6 +276,20 @@ def test_a_member_that_was_sent_away_waits_for_nobody() -> None:
     actions = world.roster.step(world.now + LIMITS.patience)
     assert [type(each) for each in actions] == [End, Form, End]
     assert world.roster.step(world.now + LIMITS.patience + 1.0) == []
+
+
+def test_a_member_that_has_to_leave_does_not_order_the_others() -> None:
+    """Its host came first for its state, so that a member there without a state became rank 0."""
+    world = World(replace(LIMITS, most=3), a=2, b=1)
+    for number in range(3):
+        world.come(number)
+    world.kill(0)
+    world.find(a=1, b=1)
+    world.come(1, commits=2)
+    world.step(2.0)
+    world.come(3)
+    world.come(2, commits=1)
+    assert world.formed[1].members == (2, 3)
 
 
 EVENTS = st.lists(
