@@ -26,7 +26,7 @@ from farandole.meeting.addresses import split_address
 from farandole.meeting.handshake import new_secret
 from farandole.meeting.launched.elastic import MemberEnvironment, show_place
 from farandole.meeting.launched.elastic_messages import Back, Hosts, Leave, Place
-from farandole.meeting.launched.stuck import is_stopped_here
+from farandole.meeting.launched.stuck import BUSY, is_stopped_here
 from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import note_launches
 from farandole.topology import TORCH_PLACES, Topology
@@ -35,8 +35,7 @@ log = logging.getLogger(__name__)
 
 PING_EVERY = 0.25  # seconds
 STILL = 4  # answers of a rank that has finished no operation meanwhile: it seems to wait for others
-SILENT = 6  # questions without an answer, while other ranks wait, after which a member that is stopped is lost
-BUSY = 40  # such questions to any other member: a call in C may hold Python's lock for seconds, or the host be busy
+SILENT = 6  # questions without an answer, while other ranks wait, after which a member that is stopped here is lost
 LOST_HOST = 255  # code of a member whose host is lost
 LEAVE = 10.0  # seconds for a member that was told to end
 RETURN = 15.0  # seconds for the members of a lost launcher to call this one
@@ -213,7 +212,7 @@ class ElasticJob:
         if not self._roster.is_awaited and all(signs[number].still < STILL for number in trains):
             return
         for number, asked in [(each, signs[each].unanswered) for each in trains]:
-            if asked > BUSY or (asked > SILENT and is_stopped_here(number, self._secret)):
+            if PING_EVERY * asked > BUSY or (asked > SILENT and is_stopped_here(number, self._secret)):
                 why = f"it gave no sign of life for {PING_EVERY * asked:g} s while others waited: it is stuck"
                 log.warning("member %d is lost: %s", number, why)
                 self._depart(number)  # nobody else tells of its end if its host is lost
