@@ -82,7 +82,7 @@ class RowGroupReader:
                 parts = (convert(pa.Table.from_batches([batch]), fields) for batch in table.to_batches())
             made = memory.join(parts, row_group.rows)
             if made is None:  # types of parts differ, which only shows here
-                made = memory.keep(convert(table, fields) if table else source.columns(row_group, fields))
+                made = memory.keep(source.columns(row_group, fields) if table is None else convert(table, fields))
         except DataError as error:
             raise DataError(error.column, f"{row_group}: {error.problem}") from error
         except pa.ArrowException as error:
