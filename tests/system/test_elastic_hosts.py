@@ -1,6 +1,7 @@
 """Elastic jobs on hosts that a real sshd serves: hosts come, go, and are cut off while their ranks train."""
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -12,7 +13,7 @@ from namespaces import DEVICE, ip
 
 from helpers.ssh_hosts import Hosts, command_lines, problem, serving_hosts
 from system.elastic_training import Survivors, training
-from system.launched import PATIENCE, parent_of
+from system.launched import PATIENCE, command, parent_of
 
 pytestmark = [
     pytest.mark.native,
@@ -51,6 +52,22 @@ def test_hosts_come_go_and_are_cut_off(hosts: Hosts, tmp_path: Path) -> None:
         since = len(job.output)
         job.wait(lambda: 3 in job.sizes(since), "the host is back")
         job.finish()
+
+
+def test_a_rank_that_is_stopped_on_another_host_is_put_aside(hosts: Hosts, tmp_path: Path) -> None:
+    """The launcher sees no processes but its own, as on a real machine; those of namespaces are in its /proc, too."""
+    alone = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+    sizes = ("-np", "3", "--min-np", "1", "--max-np", "3", "-H", f"localhost:1,{hosts.slots(1)}")
+    with training(tmp_path, *sizes, *hosts.options, run=(*alone, *command("run"), "--verbose")) as job:
+        job.wait(lambda: len(job.pids()) == 3, "ranks of three hosts train")
+        since = len(job.output)
+        os.kill(job.pids()[1], signal.SIGSTOP)
+        job.wait(lambda: 2 in job.sizes(since), "the others go on")
+        since = len(job.output)
+        job.wait(lambda: 3 in job.sizes(since), "it is replaced")
+        job.finish()
+    (silence,) = re.findall("member 1 is lost: it gave no sign of life for ([0-9.]+) s", job.report())
+    assert float(silence) < 2.5
 
 
 def test_members_of_hosts_outlive_the_launcher_but_not_their_agent(

@@ -27,9 +27,11 @@ from farandole.launch.messages import (
     Gone,
     Hello,
     Line,
+    Look,
     Messages,
     Quit,
     Start,
+    Stopped,
 )
 from farandole.launch.processes import GRACE
 from farandole.launch.versions import own_versions
@@ -108,6 +110,9 @@ class _Service:
                 self._messages.send(self._answer(message.reach))
             elif isinstance(message, Start):
                 self._start(message)
+            elif isinstance(message, Look):
+                if self._local.is_stopped(message.member, message.secret):
+                    self._messages.send(Stopped(message.member))
             elif isinstance(message, Quit):
                 return
             elif message.rank in self._ranks:  # if not, it could not be started

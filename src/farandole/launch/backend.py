@@ -132,6 +132,12 @@ class Agent(Protocol):
         """Reserve a free port for a server of a rank on this host; it stays reserved until the agent is closed."""
         ...
 
+    def is_stopped(self, member: int, secret: bytes) -> bool:
+        """Return whether a process of an elastic job's member is stopped on this host; `secret` is that of the job.
+
+        Does not wait: an agent on another host looks now, for the next call within a second."""
+        ...
+
     def start(self, assignment: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> Rank:
         """Start the assigned rank with `task`. Does not wait; any thread may call `on_line` and, once, `on_end`."""
         ...

@@ -6,6 +6,8 @@ import secrets
 import signal
 import time
 
+from farandole.meeting.launched.stuck import state_of
+
 FAMILY = "FARANDOLE_FAMILY"  # the variable, which a rank and all of its descendants inherit
 LOOK_AGAIN = 0.02  # seconds
 
@@ -21,7 +23,7 @@ def members(word: str) -> list[int]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         # A process may end meanwhile, or belong to another user.
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environment:
-            if entry in environment.read().split(b"\0") and _state(int(pid)) not in ("Z", "X", ""):
+            if entry in environment.read().split(b"\0") and state_of(int(pid)) not in ("Z", "X", ""):
                 found.append(int(pid))
     return found
 
@@ -37,15 +39,3 @@ def end_family(word: str, patience: float) -> list[int]:
             return left
         time.sleep(LOOK_AGAIN)
     return []
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether the process is stopped, by SIGSTOP or a debugger."""
-    return _state(pid) in ("T", "t")
-
-
-def _state(pid: int) -> str:
-    """Return the kernel's letter for the state of a process; "" when it is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0]
-    return ""

@@ -2,8 +2,8 @@
 
 The agent writes MARKER first, because a login shell may print other text before.
 
-    agent -> launcher    Hello (once), Answer, Line, End, Gone
-    launcher -> agent    Ask, Start, Terminate, Quit
+    agent -> launcher    Hello (once), Answer, Line, Stopped, End, Gone
+    launcher -> agent    Ask, Start, Look, Terminate, Quit
     both                 Alive, every few seconds
 """
 
@@ -80,6 +80,14 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Asks whether a process of an elastic job's member is stopped; `secret` is that of the job."""
+
+    member: int
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Terminate:
     """The order to end a rank, which gets `grace` seconds for it."""
 
@@ -102,6 +110,13 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Stopped:
+    """The answer to `Look` for a member that is stopped; there is none for another one."""
+
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The end of a rank: its failure, if it failed (`failures.to_payload`), or the pickled value of its call."""
 
@@ -117,10 +132,10 @@ class Gone:
     rank: int
 
 
-FromAgent: TypeAlias = Hello | Answer | Line | End | Gone
-FromLauncher: TypeAlias = Ask | Start | Terminate | Quit
-FROM_AGENT = Kinds[FromAgent | Alive](Hello, Answer, Line, End, Gone, Alive)
-FROM_LAUNCHER = Kinds[FromLauncher | Alive](Ask, Start, Terminate, Quit, Alive)
+FromAgent: TypeAlias = Hello | Answer | Line | Stopped | End | Gone
+FromLauncher: TypeAlias = Ask | Start | Look | Terminate | Quit
+FROM_AGENT = Kinds[FromAgent | Alive](Hello, Answer, Line, Stopped, End, Gone, Alive)
+FROM_LAUNCHER = Kinds[FromLauncher | Alive](Ask, Start, Look, Terminate, Quit, Alive)
 
 
 class Messages(Generic[M]):

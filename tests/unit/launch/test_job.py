@@ -44,6 +44,9 @@ class FakeAgent:
         self._backend.log.append(f"reserve a port on {self._host.name}")
         return 4711
 
+    def is_stopped(self, member: int, secret: bytes) -> bool:
+        raise NotImplementedError
+
     def start(self, each: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> FakeRank:
         assert each.host == self._host
         assert task is TASK

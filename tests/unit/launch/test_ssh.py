@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +28,7 @@ from farandole.launch.failures import Failure
 from farandole.launch.messages import FROM_AGENT, MARKER, SILENCE, Answer, FromAgent, Messages
 from farandole.meeting.acceptor import BACKLOG
 from farandole.meeting.frames import LENGTH, frame
+from farandole.meeting.launched.elastic import MemberEnvironment
 from farandole.topology import loopback_address
 
 WAIT = timedelta(seconds=60)
@@ -107,6 +109,34 @@ def test_output_that_nobody_takes_ends_the_rank(agent: Agent, error: Exception) 
     assert ends.failure.reason == f"was ended because its output could not be written: {error}"
     assert rank.wait_gone(WAIT)
     assert agent.reserve_port() > 0
+
+
+def test_a_host_tells_that_a_member_is_stopped(agent: Agent) -> None:
+    secret, ends, found = bytes(16), Ends(), threading.Event()
+    member = MemberEnvironment(number=3, launcher="", secret=secret).write()
+    words = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(100)"]
+    lines: list[str] = []
+
+    def note(rank: int, stream: str, line: str) -> None:
+        lines.append(line)
+        found.set()
+
+    def wait_until(stopped: bool) -> None:
+        deadline = time.monotonic() + 30
+        while agent.is_stopped(3, secret) != stopped:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    rank = agent.start(replace(assigned(), env={**os.environ, **member}), Command(words), note, ends.end)
+    assert found.wait(30)
+    assert not agent.is_stopped(3, secret)
+    os.kill(int(lines[0]), signal.SIGSTOP)
+    wait_until(True)
+    assert not agent.is_stopped(4, secret)
+    os.kill(int(lines[0]), signal.SIGCONT)
+    wait_until(False)
+    rank.terminate(timedelta(0))
+    assert rank.wait_gone(WAIT)
 
 
 def test_a_lost_host_is_warned_of_once(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ from farandole.launch.cores import available_cores
 from farandole.launch.failures import exit_failure
 from farandole.launch.processes import RankProcess
 from farandole.launch.reserved import ReservedPort
+from farandole.meeting.launched.stuck import is_stopped_here
 from farandole.topology import host_identity, loopback_address
 
 OnRankMessage: TypeAlias = Callable[[int, str, Mapping[str, object]], None]  # rank, kind, content
@@ -59,6 +60,10 @@ class LocalAgent:
         """Reserve a free port of this machine until the agent is closed."""
         self._ports.append(ReservedPort())
         return self._ports[-1].port
+
+    def is_stopped(self, member: int, secret: bytes) -> bool:
+        """Return whether a process of the member is stopped."""
+        return is_stopped_here(member, secret)
 
     def start(self, assignment: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> Rank:
         """Start the rank as a process of its own."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 ANSWER = 120.0  # seconds for an agent to start, or to answer; a busy Slurm takes its time for a step
 LEAVE = 15.0  # seconds for an agent to end
+FRESH = 1.0  # seconds after which an answer about a stopped process counts no more
 
 
 class Connection(Protocol):
@@ -57,6 +59,7 @@ class RemoteAgent:
         self._ranks: dict[int, _RemoteRank] = {}
         self._lost: str | None = None
         self._answers: dict[str, Answer] = {}
+        self._stopped: dict[int, float] = {}  # members, and the time at which the agent found them stopped
         self._changed = threading.Condition()
         self._messages = Messages[FromAgent](*connection.pipes(), messages.FROM_AGENT)
 
@@ -114,6 +117,12 @@ class RemoteAgent:
             rank.lose(self.host.name, lost)
         return rank
 
+    def is_stopped(self, member: int, secret: bytes) -> bool:
+        """Return whether the agent has just found a process of the member stopped, and have it look again."""
+        with contextlib.suppress(OSError):  # the host is lost
+            self._messages.send(messages.Look(member, secret))
+        return time.monotonic() - self._stopped.get(member, -math.inf) < FRESH
+
     def close(self) -> None:
         """End the agent, which ends its ranks, and the connection. Idempotent."""
         with contextlib.suppress(OSError):  # the host is lost
@@ -143,6 +152,8 @@ class RemoteAgent:
                     with self._changed:
                         self._answers[message.reach] = message
                         self._changed.notify_all()
+                elif isinstance(message, messages.Stopped):
+                    self._stopped[message.member] = time.monotonic()
                 elif not isinstance(message, messages.Hello):
                     self._ranks[message.rank].handle(message)
         except (EOFError, OSError) as error:  # TimeoutError too

@@ -7,12 +7,14 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
 
 from farandole.errors import ConfigError, FarandoleError
 from farandole.launch.backend import Agent, Backend, Host
 from farandole.launch.scripts import parse_script_hosts, run_script
+from farandole.meeting.addresses import split_address
 
 __all__ = ["Agents", "Found", "HostDiscovery", "HostScript", "Opened", "OpenedAgent", "Watch", "log_hosts"]
 
@@ -35,6 +37,15 @@ class OpenedAgent:
     agent: Agent
     address: str
     close: Callable[[], None]
+
+    def find(self, other: "OpenedAgent", addresses: Sequence[str]) -> str:
+        """Return the one of the `addresses` of a rank of `other` at which ranks of this agent find it.
+
+        It is the first one within a host. A rank of this machine is found where the other host finds the launcher."""
+        at = self.address if ip_address(other.agent.address).is_loopback else other.agent.address
+        others = [each for each in addresses if split_address(each)[0] == at]
+        same = self.agent.identity == other.agent.identity
+        return (addresses if same or not others else others)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,10 @@ from farandole.launch.failures import Failure
 from farandole.launch.hosts import is_local
 from farandole.launch.job import GONE
 from farandole.launch.processes import GRACE
-from farandole.meeting.addresses import split_address
 from farandole.meeting.handshake import new_secret
 from farandole.meeting.launched.elastic import MemberEnvironment, show_place
 from farandole.meeting.launched.elastic_messages import Back, Hosts, Leave, Place
-from farandole.meeting.launched.stuck import BUSY, is_stopped_here
+from farandole.meeting.launched.stuck import BUSY
 from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import note_launches
 from farandole.topology import TORCH_PLACES, Topology
@@ -35,7 +34,7 @@ log = logging.getLogger(__name__)
 
 PING_EVERY = 0.25  # seconds
 STILL = 4  # answers of a rank that has finished no operation meanwhile: it seems to wait for others
-SILENT = 6  # questions without an answer, while other ranks wait, after which a member that is stopped here is lost
+SILENT = 6  # questions without an answer, while other ranks wait, after which a member that is stopped is lost
 LOST_HOST = 255  # code of a member whose host is lost
 LEAVE = 10.0  # seconds for a member that was told to end
 RETURN = 15.0  # seconds for the members of a lost launcher to call this one
@@ -212,7 +211,10 @@ class ElasticJob:
         if not self._roster.is_awaited and all(signs[number].still < STILL for number in trains):
             return
         for number, asked in [(each, signs[each].unanswered) for each in trains]:
-            if PING_EVERY * asked > BUSY or (asked > SILENT and is_stopped_here(number, self._secret)):
+            seat = self._started.get(number)
+            # One question earlier, because the agent of another host answers later.
+            is_stopped = asked >= SILENT and seat is not None and seat.opened.agent.is_stopped(number, self._secret)
+            if PING_EVERY * asked > BUSY or (asked > SILENT and is_stopped):
                 why = f"it gave no sign of life for {PING_EVERY * asked:g} s while others waited: it is stuck"
                 log.warning("member %d is lost: %s", number, why)
                 self._depart(number)  # nobody else tells of its end if its host is lost
@@ -333,22 +335,8 @@ class ElasticJob:
         """Return what the member of `seat` needs to find the others when this launcher is lost."""
         if not self._survivor_logs:
             return {}
-        return {
-            "members": list(members),
-            "reach": [self._address(self._started[each], self._members.addresses(each), seat) for each in members],
-            "least": self._least,
-        }
-
-    @staticmethod
-    def _address(of: _Seat, addresses: Sequence[str], seen_by: _Seat) -> str:
-        """Return the address at which the member of `seen_by` finds that of `of`: the first one within a host.
-
-        A member of this machine is found where the other host finds the launcher."""
-        at = of.opened.agent.address
-        at = seen_by.opened.address if ip_address(at).is_loopback else at
-        others = [each for each in addresses if split_address(each)[0] == at]
-        same = of.opened.agent.identity == seen_by.opened.agent.identity
-        return (addresses if same or not others else others)[0]
+        reach = [seat.opened.find(self._started[each].opened, self._members.addresses(each)) for each in members]
+        return {"members": list(members), "reach": reach, "least": self._least}
 
     def _act_end(self, action: End) -> None:
         log.info("member %d is ended: %s", action.number, action.why)

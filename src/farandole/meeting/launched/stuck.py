@@ -15,7 +15,7 @@ from farandole.errors import FarandoleError
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline
 
-__all__ = ["StuckMembers", "is_stopped_here"]
+__all__ = ["StuckMembers", "is_stopped", "is_stopped_here", "state_of"]
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +23,7 @@ LOOKS, ANSWER = 3, 0.5  # calls without an answer before a member is silent, and
 # Seconds of silence after which a member is stuck that is not stopped: a call in C may hold Python's lock, or the
 # machine be busy.
 BUSY = 10.0
+CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 
 
 class StuckMembers:
@@ -73,12 +74,31 @@ class StuckMembers:
 
 
 def is_stopped_here(number: int, secret: bytes) -> bool:
-    """Return whether a process of the member `number` on this machine is stopped, by SIGSTOP or a debugger."""
-    states = []
-    for pid in _processes_of(number, secret):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:  # it may have ended
-            states.append(stat.read().rpartition(")")[2].split()[0])
-    return any(state in ("T", "t") for state in states)
+    """Return whether a process of the member `number` on this machine is stopped."""
+    return any(map(is_stopped, _processes_of(number, secret)))
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether the process is stopped, by SIGSTOP or a debugger, or frozen with its control group."""
+    return state_of(pid) in ("T", "t") or _is_frozen(pid)
+
+
+def state_of(pid: int) -> str:
+    """Return the kernel's letter for the state of a process; "" when it is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0]
+    return ""
+
+
+def _is_frozen(pid: int) -> bool:
+    """Return whether the control group of a process is frozen, in the second version of cgroups."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cgroup") as listing:
+        group = next((line[3:].strip() for line in listing if line.startswith("0::")), "")
+        for root in CGROUPS:
+            # The group of all processes has no such file.
+            with contextlib.suppress(OSError), open(f"{root}{group}/cgroup.events") as events:
+                return "frozen 1\n" in events
+    return False
 
 
 def _processes_of(number: int, secret: bytes) -> list[int]:
