@@ -70,6 +70,23 @@ def test_others_train_on_while_a_newcomer_prepares_itself(tmp_path: Path, progra
         assert len(job.finish()) == 3
 
 
+@pytest.mark.parametrize("code", [0, 3], ids=["well", "crash"])
+@pytest.mark.parametrize("place", ["hvd.init()", "numbers ="], ids=["before init", "after it"])
+def test_a_newcomer_ends_before_it_reaches_the_training(tmp_path: Path, place: str, code: int) -> None:
+    """The others train on, and another newcomer takes its slot."""
+    program = TRAINING.replace(place, f'os.environ["FARANDOLE_MEMBER"] == "2" and sys.exit({code})\n{place}')
+    with training(tmp_path, *SIZES, *offer(tmp_path, 2), program=program) as job:
+        job.checks_itself = False
+        job.wait(lambda: 2 in job.sizes(), "two ranks train")
+        survivors = job.pids()
+        offer(tmp_path, 3)
+        job.wait(lambda: 3 in job.sizes(), "three ranks train")
+        assert sorted(job.pids()) == [0, 1, 3]
+        assert set(survivors.values()) < set(job.finish())
+        lost = "has left: its program ended before it reached the training" if code == 0 else "is lost: "
+        assert f"member 2 {lost}" in job.report()
+
+
 def test_a_newcomer_that_needs_the_others_takes_its_place_at_once(tmp_path: Path) -> None:
     program = TRAINING.replace("hvd.init()\n", "hvd.init()\nfirst = hvd.add_process_set([0])\n")
     program = program.replace(

@@ -186,6 +186,8 @@ class ElasticJob:
         self._end_at.pop(event.number, None)
         if event.failure is not None and event.number in self._roster.live:
             log.warning("member %d is lost: %s", event.number, event.failure.reason)
+        if event.failure is None and self._roster.is_newcomer(event.number):
+            log.warning("member %d has left: its program ended before it reached the training", event.number)
         if event.failure is not None:
             self._depart(event.number)
         self._roster.lose(event.number, event.failure, now)

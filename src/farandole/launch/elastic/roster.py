@@ -152,15 +152,19 @@ class Roster:
             self._held = self._held or commits >= 0
 
     def lose(self, number: int, failure: Failure | None, now: float) -> None:
-        """Note the end of a member's process: its failure, or None if it has ended well."""
+        """Note the end of a member's process: its failure, or None if it has ended well.
+
+        A newcomer that ends before it has a place does not end the training, even if it ends well."""
+        is_early = self.is_newcomer(number)
         member = self._members.pop(number, None)
         if member is None:
             return
-        if failure is None:
+        if failure is None and not is_early:
             self._finished = self._finished or not member.ended
         elif not member.leaving:
-            self._failures[number] = failure
-            if not failure.consequence:
+            if failure is not None:
+                self._failures[number] = failure
+            if failure is None or not failure.consequence:
                 self.rest(member.host, now)
 
     def forget(self, number: int) -> None:
@@ -176,6 +180,11 @@ class Roster:
         rest.until = now + min(most, seconds)
 
     # --- questions
+
+    def is_newcomer(self, number: int) -> bool:
+        """Return whether the member has had no place yet in a job that has begun to train."""
+        member = self._members.get(number)
+        return member is not None and member.rank is None and self.generation >= 0
 
     @property
     def training(self) -> list[int]:

@@ -263,6 +263,25 @@ def test_programs_that_never_meet_run_to_their_end() -> None:
     assert world.outcome == Outcome(None)
 
 
+def test_a_newcomer_that_ends_well_before_it_has_a_place_is_replaced() -> None:
+    """Its program may end before it reaches the training; the rest of its host keeps it from being started at once."""
+    world = World(replace(LIMITS, most=3, wanted=2), a=2)
+    world.come(0)
+    world.come(1)
+    world.find(a=3)
+    assert 2 in world.alive
+    world.end(2)
+    assert 3 not in world.alive and world.outcome is None
+    world.step(2.0)
+    world.come(3)
+    world.come(0, 1)
+    world.come(1, 1)
+    assert world.formed[-1].members == (0, 1, 3)
+    for number in (0, 1, 3):
+        world.end(number)
+    assert world.outcome == Outcome(None, members=(0, 1, 3))
+
+
 def test_a_member_that_was_sent_away_waits_for_nobody() -> None:
     """It had waited for as long as members are borne that do not come; its process ends later."""
     world = World(a=2, b=1)
