@@ -9,6 +9,7 @@ from typing import Self
 from farandole._native import RankEngines
 from farandole.config import Config
 from farandole.core.monitoring.monitors import Monitors, warn_of_idle
+from farandole.core.monitoring.stopped import watched_processes
 from farandole.core.monitoring.timeline import Timeline
 from farandole.core.process_sets.agreement import Sets
 from farandole.core.process_sets.registry import GLOBAL
@@ -55,12 +56,14 @@ class Context:
             self.topology: Topology = connections.topology
             # A single rank has no use for the fabric that it has asked for.
             self.fabric = connections.fabric_name or self.config.fabric
+            processes = {} if members else watched_processes(self.topology, connections.companions)
             self.engine = start_engine(connections, self.config, members=members, process_set=process_set)
             self._engines = RankEngines(self.local_rank, self.local_size)
             self._engines.add(GLOBAL, self.engine)
             self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._monitors, self._engines)
             failing.callback(self.shutdown)  # else the other ranks would wait for the engine
             self._monitors.follow(self.engine, self.rank)
+            self._monitors.watch(processes)
             self._monitors.tune(self.engine, self.topology, connections.segment.slot_bytes)
             failing.pop_all()
 

@@ -1,6 +1,7 @@
 """All monitors of one rank's engines, which start and end together."""
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ from farandole._native import Engine
 from farandole.config import Config
 from farandole.core.monitoring.metrics import Metrics
 from farandole.core.monitoring.stalls import StallInspector
+from farandole.core.monitoring.stopped import StoppedRanks
 from farandole.core.monitoring.timeline import Timeline
 from farandole.topology import Topology
 
@@ -20,13 +22,14 @@ DYNAMIC = "DYNAMIC"  # Horovod's value for a timeline that `start_timeline` star
 
 
 class Monitors:
-    """Timeline, stall inspector and metrics of one rank, and autotune on rank 0.
+    """Timeline, stall inspector and metrics of one rank, watch over others of its host, and autotune on rank 0.
 
     The constructor opens the files that `config` names. It raises `ConfigError` if a file cannot be written, if
     `autotune_log` is not a log of autotune, or if autotune lacks a package."""
 
     def __init__(self, rank: int, size: int, host: str, config: Config) -> None:
         self.timeline, self.metrics, self._stalls = Timeline(rank, size, host), Metrics(), StallInspector(config)
+        self._watches_host, self._stopped = config.stall_seconds > 0, StoppedRanks({})
         self._tuner = _make_tuner(config) if config.autotune and rank == 0 else None
         if config.timeline not in (None, DYNAMIC):
             try:
@@ -42,6 +45,11 @@ class Monitors:
         if rank == 0:
             self._stalls.follow(engine, process_set)
 
+    def watch(self, processes: Mapping[int, int]) -> None:
+        """Warn if one of the `processes` of this host, by rank, is stopped; called once."""
+        if self._watches_host:
+            self._stopped = StoppedRanks(processes)
+
     def tune(self, engine: Engine, topology: Topology, largest_slot: int) -> None:
         """Start autotune of `engine`, the job's engine, if it is set and this is rank 0."""
         if self._tuner is not None:
@@ -54,10 +62,11 @@ class Monitors:
         self._stalls.leave(engine)
 
     def quiet(self) -> None:
-        """End stall warnings and autotune, because the engines are about to stop. Idempotent."""
+        """End warnings of stalls and stopped ranks, and autotune, because the engines are about to stop. Idempotent."""
         if self._tuner is not None:
             self._tuner.close()
         self._stalls.close()
+        self._stopped.close()
 
     def close(self) -> None:
         """End all monitors, and complete the timeline's file. Idempotent."""

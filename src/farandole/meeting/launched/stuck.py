@@ -15,7 +15,7 @@ from farandole.errors import FarandoleError
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline
 
-__all__ = ["StuckMembers", "is_stopped", "is_stopped_here", "state_of"]
+__all__ = ["StuckMembers", "is_below_launcher", "is_stopped", "is_stopped_here", "state_of"]
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +81,11 @@ def is_stopped_here(number: int, secret: bytes) -> bool:
 def is_stopped(pid: int) -> bool:
     """Return whether the process is stopped, by SIGSTOP or a debugger, or frozen with its control group."""
     return state_of(pid) in ("T", "t") or _is_frozen(pid)
+
+
+def is_below_launcher() -> bool:
+    """Return whether farandole's launcher, on this host or by its agent, has started this process, and watches it."""
+    return "FARANDOLE_FAMILY" in os.environ
 
 
 def state_of(pid: int) -> str:
