@@ -15,7 +15,9 @@ import torch
 
 import farandole.torch as hvd
 from farandole.core.context import Context
+from farandole.core.default import use
 from farandole.errors import InvalidRequest, MismatchError, PeerLost
+from farandole.meeting.rendezvous import SoloRendezvous
 from helpers.bindings import SIZES
 from helpers.ranks import run_ranks
 from helpers.training import build, loss_of, values
@@ -177,6 +179,16 @@ def test_synchronize_then_clip_then_step(size: int) -> None:
         return [parameter.detach() for parameter in net.parameters()]
 
     check(size, body, [parameter.detach() for parameter in net.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(hvd.Average, hvd.Average), (hvd.Average, hvd.Adasum), (hvd.Adasum, hvd.Sum)]
+)
+def test_a_distributed_optimizer_is_not_made_distributed_again(first: int, second: int) -> None:
+    with Context(SoloRendezvous()) as context, use(context):
+        once = hvd.DistributedOptimizer(torch.optim.SGD(build().parameters(), lr=0.1), op=first)
+        with pytest.raises(ValueError, match="the SGD is distributed already"):
+            hvd.DistributedOptimizer(once, op=second)
 
 
 def test_step_after_synchronize_warns_once_and_does_not_reduce_twice() -> None:

@@ -23,8 +23,12 @@ class Front(torch.optim.Optimizer):
 
 
 def mix_in(front: type[F], optimizer: torch.optim.Optimizer) -> F:
-    """Return an optimizer of a subclass of `optimizer`'s class with `front` before it; both share all attributes."""
+    """Return an optimizer of a subclass of `optimizer`'s class with `front` before it; both share all attributes.
+
+    Raises `ValueError` for an optimizer that has such a class already: its steps would reduce the gradients twice."""
     base = type(optimizer)
+    if isinstance(optimizer, Front):
+        raise ValueError(f"the {base.__name__} is distributed already")
     made: type[F] = type(base.__name__, (front, base), {"__module__": base.__module__, "__doc__": base.__doc__})
     wrapped = made.__new__(made)
     # A learning-rate scheduler has put its own `step` on the instance, which would bypass ours.

@@ -166,7 +166,8 @@ def DistributedOptimizer(
     number or lists of parameters, reduces gradients together. `sparse_as_dense` reduces sparse gradients as dense ones;
     SparseAdam gets them sparse again. With `process_set` its members reduce among themselves, and the others step with
     their own gradients. With op=Adasum each rank steps with its own gradients, and the steps are combined. Raises
-    `ValueError` for parameters without a name, or with a name used twice, and for contradictory settings."""
+    `ValueError` for an optimizer that is distributed already, for parameters without a name, or with a name used twice,
+    and for contradictory settings."""
     require_registered(process_set, "DistributedOptimizer")
     if isinstance(compression, PowerSGD) and op not in (Average, Sum):
         raise UnsupportedReduction("gradients", "PowerSGD supports Average and Sum only")
