@@ -1,7 +1,8 @@
 """Checks of estimators' parameters. Each returns the value in its final type, or raises `Refused`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from numbers import Real
+from typing import Any, TypeGuard, TypeVar, cast
 
 import numpy as np
 from pyspark.resource import ResourceProfile
@@ -46,20 +47,30 @@ store = instance_of(FilesystemStore, "what Store.create(...) returns")
 
 
 def at_least(least: int) -> Callable[[object], int]:
-    """Return a check for whole numbers."""
+    """Return a check for whole numbers, which may be of NumPy or floats such as 32.0, as for pyspark.ml."""
 
     def check(value: object) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not _is_real(value) or not float(value).is_integer() or value < least:
             raise Refused(f"must be a whole number >= {least}, got {value!r}")
-        return value
+        return int(value)
 
     return check
 
 
+def _is_real(value: object) -> TypeGuard[float]:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _items(value: object) -> list[object]:
+    """Return the items of a list, a tuple or an array of NumPy; of other objects none."""
+    given = value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else value
+    return list(given) if isinstance(given, (list, tuple)) else []
+
+
 def names_of_columns(value: object) -> list[str]:
     """Check a list of column names."""
-    names = list(value) if isinstance(value, (list, tuple)) else []
-    if not names or not all(isinstance(each, str) for each in names):
+    names = [each for each in _items(value) if isinstance(each, str)]
+    if not names or len(names) < len(_items(value)):
         raise Refused(f"must be a list of column names, got {value!r}")
     return names
 
@@ -138,10 +149,10 @@ def _is_field(field: tuple[object, ...]) -> bool:
 
 def weights(value: object) -> list[float]:
     """Check the weights of losses."""
-    given = list(value) if isinstance(value, (list, tuple)) else []
-    if not given or not all(isinstance(each, (int, float)) and each >= 0 for each in given):
+    given = [float(each) if _is_real(each) else -1.0 for each in _items(value)]
+    if not given or not all(each >= 0 for each in given):
         raise Refused(f"must be a list of numbers >= 0, got {value!r}")
-    return [float(each) for each in given]
+    return given
 
 
 def shapes(of: str) -> Callable[[object], list[tuple[int, ...]]]:
@@ -168,7 +179,7 @@ def validation(value: object) -> float | str:
     """Check a fraction, which becomes a float, or the name of a column."""
     if isinstance(value, str):
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
+    if _is_real(value) and 0 <= value < 1:
         return float(value)
     raise Refused(f"must be a fraction in [0, 1) or the name of a column, got {value!r}")
 

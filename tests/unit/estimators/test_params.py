@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("pyspark")
@@ -145,6 +146,11 @@ def test_a_default_is_explained() -> None:
         ("validation", True),
         ("batch_size", 0),
         ("batch_size", 2.5),
+        ("batch_size", float("inf")),
+        ("batch_size", np.array([8])),
+        ("loss_weights", ["1"]),
+        ("loss_weights", [float("nan")]),
+        ("feature_cols", np.array([["x"]])),
         ("epochs", True),
         ("shuffle", 1),
         ("random_seed", -1),
@@ -172,6 +178,25 @@ def test_a_default_is_explained() -> None:
 def test_a_value_that_cannot_be_right_is_refused_at_once(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name}: must be"):
         TorchEstimator(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "taken"),
+    [
+        ("batch_size", np.int64(8), 8),
+        ("epochs", 3.0, 3),  # of a tuner that draws floats
+        ("random_seed", np.float64(7), 7),
+        ("verbose", np.int32(2), 2),
+        ("validation", np.float32(0.25), 0.25),
+        ("loss_weights", np.array([1, 2]), [1.0, 2.0]),
+        ("feature_cols", np.array(["x", "y"]), ["x", "y"]),
+    ],
+)
+def test_numbers_and_lists_of_numpy_are_taken_as_by_pyspark_ml(name: str, value: object, taken: object) -> None:
+    estimator = TorchEstimator(**{name: value})  # type: ignore[arg-type]
+    found = estimator.getOrDefault(name)
+    assert found == taken
+    assert type(found) is type(taken)
 
 
 def test_a_value_given_to_fit_is_checked_as_well() -> None:

@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy
 import pytest
 
 pytest.importorskip("pyspark")
@@ -20,3 +21,11 @@ def test_arguments_without_effect_on_local_processes_are_warned_of(caplog: pytes
         HorovodRunner(np=-2, ranks_per_task=2)
     reason = "has no effect with np=-2, which starts processes on the driver and no Spark tasks"
     assert caplog.messages == [f"resource_profile {reason}", f"ranks_per_task {reason}"]
+
+
+def test_a_number_of_ranks_may_be_of_numpy() -> None:
+    runner = HorovodRunner(np=numpy.int64(-2))
+    assert (runner.num_processor, type(runner.num_processor)) == (-2, int)
+    for wrong in (2.0, "2", True, None):
+        with pytest.raises(TypeError, match="np must be a whole number, got"):
+            HorovodRunner(np=wrong)  # type: ignore[arg-type]

@@ -5,7 +5,8 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TypeVar, cast, get_args
+from operator import index
+from typing import SupportsIndex, TypeVar, cast, get_args
 
 from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
@@ -42,13 +43,14 @@ class HorovodRunner:
     def __init__(
         self,
         *,
-        np: int,
+        np: SupportsIndex,
         driver_log_verbosity: Verbosity = "log_callback_only",
         resource_profile: ResourceProfile | None = None,
         ranks_per_task: int = 1,
     ) -> None:
-        if isinstance(np, bool) or not isinstance(np, int):
+        if isinstance(np, bool) or not isinstance(np, SupportsIndex):
             raise TypeError(f"np must be a whole number, got {np!r}")
+        np = index(np)  # of a number of NumPy too
         if driver_log_verbosity not in get_args(Verbosity):
             raise ConfigError(
                 "driver_log_verbosity", f"must be one of {get_args(Verbosity)}, got {driver_log_verbosity!r}"
