@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ("hypothesis", "pytest", "pytest-timeout")
+TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 OTHERS = ("-k", "not numpy")  # the conformance suite without the binding that `libraries` tests
 
 
@@ -203,6 +203,7 @@ def link_farandole(folder: Path) -> None:
 def test(python: Path, environment: Environment, arguments: Sequence[str]) -> bool:
     """Import all test modules in an environment, then run its tests; return whether they passed."""
     pytest = [str(python), "-m", "pytest", "-p", "no:cacheprovider"]
+    beside = ["-n", "3", "--dist", "loadfile"]  # more than two cores, as tests wait for a third of their time
     # A test module whose package is not installed must skip, not fail to import.
     collected = subprocess.run(
         [*pytest, "--collect-only", "-qq"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -211,7 +212,8 @@ def test(python: Path, environment: Environment, arguments: Sequence[str]) -> bo
         print(collected.stdout, collected.stderr, sep="", file=sys.stderr)
         return False
     paths = [str(path.relative_to(ROOT)) for pattern in environment.tests for path in sorted(ROOT.glob(pattern))]
-    return subprocess.run([*pytest, *(arguments or [*paths, *environment.arguments])], cwd=ROOT).returncode == 0
+    chosen = arguments or [*paths, *environment.arguments]
+    return subprocess.run([*pytest, *beside, *chosen], cwd=ROOT).returncode == 0
 
 
 def main(words: Sequence[str]) -> None:
