@@ -49,6 +49,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Finding]] = {
     "make_reader": _READERS,
     "make_batch_reader": _READERS,
 }
+_OF_EVERY_MODULE = ("__doc__", "__file__", "__name__", "__path__", "__spec__")
 _VARIABLE = re.compile(r"HOROVOD_[A-Z0-9_]+")
 _STATES = ("yes", "better", "differs", "ignored", "unknown", *_REFUSED)
 
@@ -155,7 +156,8 @@ class _Table:
         absent = "" if missing_package(nearest) else (missing_module(nearest) or "").partition(": ")[2]
         if absent or full in MODULES:
             return Finding("no", absent) if absent else Finding("yes")
-        known = full.rpartition(".")[2] in MODULES[nearest].own if nearest in MODULES else False
+        name = full.rpartition(".")[2]
+        known = nearest in MODULES and (name in MODULES[nearest].own or name in _OF_EVERY_MODULE)
         return Finding("yes") if known else Finding("unknown", "it is not in the table of Horovod's names")
 
     def variable(self, name: str) -> Finding | None:

@@ -71,6 +71,14 @@ def test_arguments_with_an_answer_of_their_own(call: str, found: list[str]) -> N
     assert [f"{use.what}: {use.finding.state}" for use in uses if use.line == 2] == found
 
 
+def test_attributes_of_every_module_are_known() -> None:
+    assert states("import horovod\nhorovod.__file__, horovod.__files__\n") == [
+        (1, "horovod", "yes"),
+        (2, "horovod.__file__", "yes"),
+        (2, "horovod.__files__", "unknown"),
+    ]
+
+
 def test_torch_over_gloo() -> None:
     found = [each for each in states(TORCH) if each[2] != "yes" or "." not in each[1]]
     assert found == [
