@@ -1,7 +1,6 @@
 #include "base/int8_blocks.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -9,11 +8,6 @@
 
 namespace farandole {
 namespace {
-
-/// The values of one block.
-struct Block {
-  float values[kInt8Block];
-};
 
 float scale_at(const std::byte* block) {
   float scale = 0;
@@ -45,9 +39,7 @@ void dequantise(const std::byte* from, std::span<float> values) {
   const ReduceTable& table = active_table();
   for_each_block(values.size(), [&](size_t begin, size_t count) {
     const std::byte* block = from + int8_bytes(begin);
-    float* to = values.data() + begin;
-    std::fill_n(to, count, 0.0F);
-    table.add_block(block + sizeof(float), scale_at(block), count, to);
+    table.read_block(block + sizeof(float), scale_at(block), count, values.data() + begin);
   });
 }
 
@@ -55,30 +47,20 @@ void sum_runs(std::span<const std::byte* const> sources, size_t count, float fac
   const ReduceTable& table = active_table();
   for_each_block(count, [&](size_t begin, size_t values) {
     const size_t at = int8_bytes(begin);
-    Block sum{};
-    for (const std::byte* run : sources)
-      table.add_block(run + at + sizeof(float), factor * scale_at(run + at), values, sum.values);
-    write_block(table, sum.values, values, to + at);
+    float sum[kInt8Block];
+    BlockKernel take = table.read_block;  // the first one; the others are added
+    for (const std::byte* run : sources) {
+      take(run + at + sizeof(float), factor * scale_at(run + at), values, sum);
+      take = table.add_block;
+    }
+    write_block(table, sum, values, to + at);
   });
 }
 
 void feed_error(std::span<float> values, float* error) {
   const ReduceTable& table = active_table();
-  for_each_block(values.size(), [&](size_t begin, size_t count) {
-    float* value = values.data() + begin;
-    float* lost = error + begin;
-    for (size_t i = 0; i < count; ++i) value[i] += lost[i];
-    std::byte kept[kInt8Block];
-    const float scale = table.quantise(value, count, kept);
-    Block sent{};
-    table.add_block(kept, scale, count, sent.values);
-    if (std::isnan(scale)) {
-      std::fill_n(lost, count, 0.0F);
-      return;
-    }
-    for (size_t i = 0; i < count; ++i) lost[i] = value[i] - sent.values[i];
-    std::copy_n(sent.values, count, value);
-  });
+  for_each_block(values.size(),
+                 [&](size_t begin, size_t count) { table.feed_block(values.data() + begin, count, error + begin); });
 }
 
 }  // namespace farandole

@@ -38,7 +38,7 @@ void fill_avx2(ReduceTable& table) {
   fill_width<32>(table);
   table.stream = &streamed;
   fill_float<Fp16>(table, DType::Float16);
-  fill_int8<32>(table);
+  fill_int8(table);
 }
 
 }  // namespace farandole

@@ -38,7 +38,7 @@ void fill_avx512(ReduceTable& table) {
   fill_width<64>(table);
   table.stream = &streamed;
   fill_float<Fp16>(table, DType::Float16);
-  fill_int8<64>(table);
+  fill_int8(table);
 }
 
 }  // namespace farandole

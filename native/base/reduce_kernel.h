@@ -23,8 +23,10 @@ using ReduceKernel = void (*)(const ReduceJob& job);
 using CopyKernel = void (*)(std::byte* to, const std::byte* from, size_t bytes);
 // Writes the int8 values of a block, and returns its scale.
 using QuantiseKernel = float (*)(const float* from, size_t count, std::byte* to);
-// Adds the values of a block, with the given scale, to those at `to`.
-using AddBlockKernel = void (*)(const std::byte* from, float scale, size_t count, float* to);
+// Adds an error to the values of a block, rounds them, and sets the error to what they lose: feed_error() of a block.
+using FeedBlockKernel = void (*)(float* values, size_t count, float* error);
+// Writes the values of a block with the given scale, or adds them to those at `to`.
+using BlockKernel = void (*)(const std::byte* from, float scale, size_t count, float* to);
 
 enum class Combine : uint8_t { Sum, Min, Max, Product };
 inline constexpr int kCombines = 4;
@@ -41,7 +43,9 @@ struct ReduceTable {
   CopyKernel copy = nullptr;
   CopyKernel stream = nullptr;
   QuantiseKernel quantise = nullptr;
-  AddBlockKernel add_block = nullptr;
+  FeedBlockKernel feed_block = nullptr;
+  BlockKernel read_block = nullptr;
+  BlockKernel add_block = nullptr;
   ReduceKernel kernels[kDTypes][kCombines][kScalings] = {};  // nullptr: no such reduction
 
   // Out of line, because inline functions are unsafe here: see reduce_lanes.h.

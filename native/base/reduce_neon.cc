@@ -26,7 +26,7 @@ void fill_neon(ReduceTable& table) {
   fill_width<16>(table);
   table.stream = table.copy;  // GCC 11 has no intrinsic for non-temporal stores
   fill_float<Fp16>(table, DType::Float16);
-  fill_int8<16>(table);
+  fill_int8(table);
 }
 
 }  // namespace farandole

@@ -157,7 +157,7 @@ void fill_scalar(ReduceTable& table) {
   fill_pair<int32_t, uint32_t>(table, DType::Int32, DType::UInt32);
   fill_pair<int64_t, uint64_t>(table, DType::Int64, DType::UInt64);
   fill_bool<Truth<1>>(table);
-  fill_int8<4>(table);
+  fill_int8(table);
 }
 
 }  // namespace farandole

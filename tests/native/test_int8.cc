@@ -92,11 +92,16 @@ void errors_are_fed_back() {
   values = {1, kInfinite};
   feed_error(values, error.data());
   check::that(error[0] == 0.0F && values[1] == kInfinite, "infinities stay and leave no error");
+  values = {1e-35F, -1e-39F};
+  error = {1e-35F, 0};
+  feed_error(values, error.data());
+  check::that(values == std::vector<float>(2) && error == std::vector<float>{2e-35F, -1e-39F}, "tiny values add up");
 }
 
 void levels_give_equal_bits() {
   for (const size_t count : kCounts) {
     std::vector<std::byte> first, first_sum;
+    std::vector<float> first_fed, first_error;
     for (const char* level : simd_levels()) {
       force_simd_level(level);
       const std::vector<float> a = normal_values(count, 1), b = normal_values(count, 2);
@@ -106,8 +111,11 @@ void levels_give_equal_bits() {
       blocks.erase(blocks.begin());
       const std::byte* const sources[] = {blocks.data(), more.data()};
       sum_runs(sources, count, 0.3F, sum.data());
-      if (first.empty()) first = blocks, first_sum = sum;
+      std::vector<float> fed = a, error = b;
+      feed_error(fed, error.data());
+      if (first.empty()) first = blocks, first_sum = sum, first_fed = fed, first_error = error;
       check::that(first == blocks && first_sum == sum, "the same bits", level);
+      check::that(first_fed == fed && first_error == error, "the same errors", level);
     }
   }
 }
