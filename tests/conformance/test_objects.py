@@ -1,5 +1,7 @@
 """Collectives over Python objects."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -41,3 +43,16 @@ def test_allgather_object_in_rank_order(binding: Binding, size: int) -> None:
         assert binding.hvd.allgather_object(None, name="none") == [None] * size
 
     run_ranks(size, body)
+
+
+@every_binding
+def test_an_object_that_cannot_be_pickled_raises_on_all_ranks(binding: Binding) -> None:
+    def body(context: Context) -> None:
+        for gathers, bad in ((False, 0), (True, 1)):
+            mine = {"lock": threading.Lock()} if context.rank == bad else 1
+            with pytest.raises(TypeError if context.rank == bad else InvalidRequest, match="lock") as got:
+                binding.hvd.allgather_object(mine) if gathers else binding.hvd.broadcast_object(mine, root_rank=bad)
+            assert context.rank == bad or f"rank {bad} cannot pickle" in str(got.value)
+        assert binding.hvd.allgather_object(context.rank) == [0, 1, 2]
+
+    run_ranks(3, body)

@@ -4,6 +4,8 @@ Unpickling can run code of the sender. It is safe here because all bytes come fr
 accepts no peer that has not proved the job's secret (`farandole.meeting.handshake`).
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import cloudpickle
@@ -12,9 +14,17 @@ from farandole.core.operations import kinds
 from farandole.core.operations.request import Request
 from farandole.core.operations.requests import named
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
+from farandole.errors import InvalidRequest, spell_ranks
 from farandole.meeting.frames import LENGTH, frame, split_frames
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Unpicklable:
+    """Travels in place of an object that its rank cannot pickle, so that the other ranks do not wait for it."""
+
+    why: str
 
 
 def broadcast_object(
@@ -23,12 +33,14 @@ def broadcast_object(
     """Return the object of rank `root_rank`, which cloudpickle must be able to pickle; the root gets its own back.
 
     `root_rank` is a rank of the job, also with a process set. `obj` is ignored on other ranks. Blocks until the root's
-    object has arrived; raises `InvalidRequest` for an invalid root.
+    object has arrived. Raises `InvalidRequest` for an invalid root. If the object cannot be pickled, the root raises
+    the error of cloudpickle, and the other ranks raise `InvalidRequest` with its text.
     """
     membership, wire = named("broadcast_object", name, process_set)
     place = membership.place_of(root_rank, wire)
     root = place == membership.rank
-    payload = bytearray(cloudpickle.dumps(obj)) if root else bytearray()
+    data, failed = _pickled(obj) if root else (b"", None)
+    payload = bytearray(data)
     # The other ranks need the length first, to allocate a buffer.
     length = bytearray(LENGTH.pack(len(payload)))
     request = Request(kinds.BROADCAST, root=place)
@@ -36,21 +48,48 @@ def broadcast_object(
     if not root:
         payload = bytearray(LENGTH.unpack(length)[0])
     membership.engine.run(request, f"{wire}.t", payload, payload)
+    if failed is not None:
+        raise failed
     if root:
         return cast(T, obj)
     received: T = cloudpickle.loads(payload)
+    _refuse_unpicklable(wire, [received], [root_rank])
     return received
 
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
     """Return copies of the objects of all ranks, in rank order; they are pickled by cloudpickle.
 
-    Blocks until every rank has sent its object.
+    Blocks until every rank has sent its object. If one cannot be pickled, its rank raises the error of cloudpickle, and
+    the other ranks raise `InvalidRequest` with its text.
     """
     membership, wire = named("allgather_object", name, process_set)
-    payload = cloudpickle.dumps(obj)
+    payload, failed = _pickled(obj)
     done = membership.engine.run(Request(kinds.ALLGATHER), wire, frame(payload), None)
     assert done is not None
     joined = done.result()
     assert joined is not None
-    return [cloudpickle.loads(part) for part in split_frames(memoryview(joined))]
+    if failed is not None:
+        raise failed
+    objects: list[T] = [cloudpickle.loads(part) for part in split_frames(memoryview(joined))]
+    _refuse_unpicklable(wire, objects, process_set.ranks or range(len(objects)))
+    return objects
+
+
+def _pickled(obj: object) -> tuple[bytes, Exception | None]:
+    """Return the pickle of `obj`; if it cannot be pickled, that of an `_Unpicklable`, and the error."""
+    try:
+        return cloudpickle.dumps(obj), None
+    except Exception as error:  # any class: the object's own methods run
+        return cloudpickle.dumps(_Unpicklable(f"{type(error).__name__}: {error}")), error
+
+
+def _refuse_unpicklable(wire: str, objects: Sequence[object], ranks: Sequence[int]) -> None:
+    """Raise `InvalidRequest` if one of the ranks could not pickle its object; `objects` are those of `ranks`."""
+    whys = {rank: each.why for rank, each in zip(ranks, objects, strict=True) if isinstance(each, _Unpicklable)}
+    if whys:
+        raise InvalidRequest(
+            wire,
+            f"{spell_ranks(whys)} cannot pickle the object to send ({next(iter(whys.values()))}); send one without "
+            "locks, files, sockets and generators",
+        )
