@@ -1,8 +1,9 @@
 """Random schedules of what may happen to an elastic job, and a job that is followed through one of them.
 
-Ranks are killed, stopped, and fail in their code; agents and the launcher are killed or stopped; hosts come, go and are
-cut off; a launcher takes the job over. One rank, the keeper, is left alone until another one trains: without any rank
-that has the state a job ends. Each rank notes each step in one file, with a number that has all steps before in it."""
+Ranks are killed, stopped, and fail in their code, newcomers end before they train; agents and the launcher are killed
+or stopped; hosts come, go and are cut off, or cannot be found; a launcher takes the job over. One rank, the keeper, is
+left alone until another one trains: without any rank that has the state a job ends. Each rank notes each step in one
+file, with a number that has all steps before in it."""
 
 import contextlib
 import os
@@ -26,7 +27,9 @@ from system.launched import PATIENCE, command, parent_of
 
 # Each row of an epoch counts once, in the step to which it belongs whatever the number of ranks is.
 PROGRAM = """
-import faulthandler, os, signal, time
+import faulthandler, os, random, signal, sys, time
+if os.path.exists("leave"):
+    sys.exit(random.choice([0, 3]))
 import numpy as np
 import farandole.numpy as hvd
 from farandole import elastic
@@ -58,7 +61,8 @@ os.write(steps, b"done %d\\n" % os.getpid())
 """
 ROWS = 100
 FATAL = (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGSTOP)
-AT_ONE = ("ranks", "ranks", "join", "launcher stops", "launcher", "successor", "keeper", "guard")
+LAUNCHERS = ("launcher stops", "launcher", "successor")
+AT_ONE = ("ranks", "ranks", "join", *LAUNCHERS, "keeper", "guard", "pause", "newcomers leave", "discovery fails")
 AT_HOSTS = (*AT_ONE, "agent", "agent stops", "cut", "host goes")
 
 
@@ -147,7 +151,10 @@ class Followed:
         self.slots, lines = slots, [f"localhost:{slots}"]
         if self.hosts is not None:
             lines = ["localhost:1", *(f"{name}:1" for name in self.hosts.names)][:slots]
-        (self.folder / "new").write_text("".join(f"echo {line}\n" for line in lines))
+        self.discover("".join(f"echo {line}\n" for line in lines))
+
+    def discover(self, script: str) -> None:
+        (self.folder / "new").write_text(script)
         (self.folder / "new").rename(self.folder / "hosts.sh")
 
     @property
@@ -210,6 +217,21 @@ class Followed:
             self.harm(parent_of(pid), signal.SIGKILL)
             self.harmed.add(pid)
 
+    def do_pause(self) -> None:
+        """Stop ranks for a while, which may be short enough for nobody to give them up."""
+        for pid in self.victims() if self.has_launcher or self.hosts is None else ():
+            self.harm(pid, signal.SIGSTOP)
+            self.later.append(partial(self.harm, pid, signal.SIGCONT))
+
+    def do_newcomers_leave(self) -> None:
+        """Let the programs of newcomers end at once, well or not."""
+        (self.folder / "leave").touch()
+        self.later.append(partial((self.folder / "leave").unlink, missing_ok=True))
+
+    def do_discovery_fails(self) -> None:
+        self.discover("exit 1\n")
+        self.later.append(lambda: self.offer(self.slots))
+
     def harm(self, pid: int, number: signal.Signals) -> None:
         self.story.append(f"{number.name} to {pid}")
         self.harmed.add(pid)
@@ -239,6 +261,7 @@ class Followed:
 
     def do_successor(self) -> None:
         if not self.has_launcher:
+            self.offer(self.slots)  # it begins with a discovery that works
             self.launch("--join", "last")
 
     def do_agent(self, number: signal.Signals = signal.SIGKILL) -> None:
