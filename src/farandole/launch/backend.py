@@ -135,7 +135,7 @@ class Agent(Protocol):
     def is_stopped(self, member: int, secret: bytes) -> bool:
         """Return whether a process of an elastic job's member is stopped on this host; `secret` is that of the job.
 
-        Does not wait: an agent on another host looks now, for the next call within a second."""
+        Does not wait: an agent on another host looks now, for the next call within two seconds."""
         ...
 
     def start(self, assignment: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> Rank:

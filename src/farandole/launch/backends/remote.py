@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 ANSWER = 120.0  # seconds for an agent to start, or to answer; a busy Slurm takes its time for a step
 LEAVE = 15.0  # seconds for an agent to end
-FRESH = 1.0  # seconds after which an answer about a stopped process counts no more
+FRESH = 2.0  # seconds after which an answer about a stopped process counts no more
 
 
 class Connection(Protocol):
