@@ -14,7 +14,7 @@ from farandole.data.formats.fields import Field
 from farandole.data.formats.file_systems import Files, FilesSource
 from farandole.data.formats.old_times import has_old_times, is_julian, times_as_meant
 from farandole.data.formats.parquet_summary import Footer, footers_in, read_summary, spans_in
-from farandole.data.formats.partitions import add_partitions, partition_fields, value_in_path
+from farandole.data.formats.partitions import add_partitions, check_partitions, partition_fields, value_in_path
 from farandole.data.formats.pruning import Bounds, bounded_kind
 from farandole.data.formats.row_groups import File, RowGroup, RowGroups
 from farandole.data.formats.schemas import CommonSchema, one_schema, with_types
@@ -49,7 +49,7 @@ class ParquetFiles(FilesSource):
         self._known_leaves: tuple[Sequence[str], pq.ParquetSchema, list[int]] | None = None  # of the latest footer
         self._schemas: dict[tuple[str, ...], pa.Schema] = {}
         paths = [file.path for file in self._listed]
-        self._partitions, problems = partition_fields(paths, frozenset(own.schema.names), base)
+        self._partitions, problems, self._doubled = partition_fields(paths, frozenset(own.schema.names), base)
         self._common = CommonSchema(pa.schema([*own.schema, *self._partitions]), {**own.problems, **problems})
         self.schema = self._common.schema
         rows = [footer.row_group(number).num_rows for footer in footers for number in range(footer.num_row_groups)]
@@ -103,6 +103,8 @@ class ParquetFiles(FilesSource):
                     table = times_as_meant(stream, footer.whole, [number], table, row_group.file.path)
                     if table.schema != self._schema_of(tuple(held)):
                         table = with_types(table, self.schema)
+                    if self._doubled:
+                        check_partitions(table, row_group.file.path, self._doubled, self._base)
                     yield add_partitions(table, row_group.file.path, partitions, self._base)
         if self._files.client is None:  # a client checks the file with each range
             self._files.check([row_group.file])

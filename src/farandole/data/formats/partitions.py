@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from farandole.data.formats.places import has_signs
+from farandole.errors import DataError
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's folder name for null
 
@@ -33,15 +34,17 @@ def base_of(places: Sequence[str], paths: Collection[str], *, local: bool) -> st
 
 def partition_fields(
     paths: Iterable[str], own: Collection[str], base: str
-) -> tuple[Sequence[pa.Field], Mapping[str, str]]:
+) -> tuple[Sequence[pa.Field], Mapping[str, str], frozenset[str]]:
     """Return the columns that folders in `paths` define and that are not among the files' `own` columns.
 
     A column is int64 if all its values are integers, else text, as in Spark. The second result has the columns that
-    only some of the paths define, each with an error text."""
+    only some of the paths define, each with an error text, the third the columns that folders and files define."""
     each_path = {path: _values(path, base) for path in paths}
-    names = dict.fromkeys(name for each in each_path.values() for name in each if name not in own)
+    names = dict.fromkeys(name for each in each_path.values() for name in each)
     fields, problems = [], {}
     for name in names:
+        if name in own:
+            continue
         without = next((path for path, each in each_path.items() if name not in each), None)
         if without is not None:
             having = next(path for path, each in each_path.items() if name in each)
@@ -49,7 +52,29 @@ def partition_fields(
         values = [each[name] for each in each_path.values() if each.get(name) is not None]
         numbers = all(re.fullmatch(r"-?\d{1,18}", value) for value in values if value is not None)
         fields.append(pa.field(name, pa.int64() if values and numbers else pa.string()))
-    return fields, problems
+    return fields, problems, frozenset(name for name in names if name in own)
+
+
+def check_partitions(table: pa.Table, path: str, names: Iterable[str], base: str) -> None:
+    """Raise `DataError` if one of these columns has a value that differs from that in the names of the file's folders.
+
+    Spark would take the folder's value for all rows, and a reader of the file alone the file's."""
+    values = _values(path, base)
+    for name in names:
+        if name not in values or name not in table.column_names:
+            continue
+        column = table[name]
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        try:
+            same = pa.scalar(values[name], pa.string()).cast(column.type)
+        except pa.ArrowException:  # a folder's name that is no value of this type
+            same = pa.scalar(values[name], pa.string())
+        held = column[:1] if pa.types.is_nested(column.type) else column.unique()
+        differing = next((each for each in held if each != same), None)
+        if differing is not None:
+            problem = f"is {differing.as_py()!r} in {path}, but {values[name]!r} in the name of a folder"
+            raise DataError(name, f"{problem}; rename one of the two, or leave the column out")
 
 
 def add_partitions(table: pa.Table, path: str, fields: Iterable[pa.Field], base: str) -> pa.Table:

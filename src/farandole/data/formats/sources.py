@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -12,7 +13,7 @@ from farandole.data.formats.places import Places, texts_of
 from farandole.data.formats.row_groups import File, RowGroup
 from farandole.data.formats.schemas import one_schema, with_types
 from farandole.data.formats.source import DerivedSource
-from farandole.data.loading.agreement import Gather, together
+from farandole.data.loading.agreement import Gather, from_first, place_in, together
 from farandole.data.stores.urls import is_local
 from farandole.data.tables.folders import LoggedSource, TableFolder, find_table
 from farandole.data.tables.versions import at_version
@@ -29,8 +30,9 @@ class ParquetSource(DerivedSource):
     A `FlyteDirectory` is read from its store, without a download. With `verify`, reading compares pages with their
     checksums, if they have any; a `SourceError` names the file of one that differs.
     With `gather`, an all-gather of objects, opening is collective: if it fails on one rank, all ranks raise. For a
-    store, rank 0 lists the files and each rank reads some of the footers. Raises `SourceError` for files that are not
-    Parquet and for other tables. Columns that differ between files raise `DataError` when they are read.
+    store, rank 0 lists the files, or reads the table's log, and each rank reads some of the footers. Raises
+    `SourceError` for files that are not Parquet and for other tables. Columns that differ between files raise
+    `DataError` when they are read.
     """
 
     def __init__(
@@ -72,7 +74,8 @@ def _open(
         opened, (table, listed, base) = open_and_find(urls, options, find, gather)
         files = replace(opened, verify=verify)
         if table is not None:
-            return together(lambda: table.open(options, version, files), gather)
+            open_table = partial(table.open, options, version, files)
+            return open_table() if gather is None else from_first(open_table, gather, place_in(gather)[0])
         return ParquetFiles(files, listed, base, gather)
 
     if is_local(urls, options):

@@ -52,7 +52,8 @@ def place_in(gather: Gather) -> tuple[int, int]:
 def from_first(act: Callable[[], T], gather: Gather, rank: int) -> T:
     """Call `act` on rank 0 and return its result on every rank; if it fails, all ranks raise as `together` does."""
     made = together(lambda: [act()] if rank == 0 else [], gather)
-    return gather(made)[0][0]
+    gathered = gather(made)[0]
+    return (made or gathered)[0]
 
 
 def shared_out(

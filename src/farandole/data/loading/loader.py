@@ -155,7 +155,8 @@ class Loader:
         meter = self._meter = Meter(self._epoch)
         steps, plan = self._steps_left, self._plan
         batches = self._batches(meter)
-        if far:  # reading checks each range, too, so the first requests need not wait for the listing
+        # Rank 0 lists a store for all ranks. Reading checks each range, too, so first requests need not wait for that.
+        if far and (self._gather is None or self._rank == 0):
             batches = checked_meanwhile(batches, self._source.check)
         with closing(batches):
             for batch in in_step(batches, self._gather, self._row_bytes * self._batch_size):
