@@ -74,6 +74,18 @@ def test_fit_and_transform_rows_of_pandas() -> None:
         fitted.transform(predicted)
 
 
+@pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b", "c"]])
+def test_a_transform_needs_a_name_for_each_output(names: list[str]) -> None:
+    import torch
+
+    from farandole.estimators.torch import TorchModel
+
+    fitted = TorchModel(model=torch.nn.Linear(3, 2), feature_columns=["x"], label_columns=["y", "z"])
+    wanted = r"output_cols: must be a name for each label column \(y, z\), all different, got \['a'"
+    with pytest.raises(ConfigError, match=wanted):
+        fitted.setOutputCols(names).transform(rows())
+
+
 def test_wrong_rows_are_refused_before_ranks_start() -> None:
     with pytest.raises(DataError, match="column 'z': is not in the DataFrame, which has x, flag, y"):
         estimator(feature_cols=["z"]).fit(rows())

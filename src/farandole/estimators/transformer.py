@@ -1,7 +1,7 @@
 """A fitted model as a Spark ML transformer: adds a column of predictions per label."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 import pandas as pd
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import StructType
 
-from farandole.errors import DataError
+from farandole.errors import ConfigError, DataError
 from farandole.estimators.checked_params import CheckedParams, Parameter, required
 from farandole.estimators.checks import names_of_columns, objects
 from farandole.estimators.feed import as_numbers, check_columns
@@ -129,11 +129,8 @@ class DataFrameModel(Model, CheckedParams, Saved, Generic[N]):
         """Return a Spark DataFrame with the predictions; for rows in another form, a pandas DataFrame."""
         if not isinstance(dataset, DataFrame):
             return self._transform_without_spark(dataset)
-        features, names = self.getFeatureColumns(), self.getOutputCols()
+        features, names = self.getFeatureColumns(), self._new_columns(dataset.columns)
         check_columns(dataset.schema, features)
-        for name in names:
-            if name in dataset.columns:
-                raise DataError(name, "is in the DataFrame already; choose other names with setOutputCols")
         # Names of a struct's fields; they allow fewer characters than names of columns.
         fields = [f"o{index}" for index in range(len(names))]
         predictor, types = self._typed_predictor(fields, dataset)
@@ -146,14 +143,25 @@ class DataFrameModel(Model, CheckedParams, Saved, Generic[N]):
         ]
         return add_columns(dataset, features, fields, names, types, predictor, wanted)
 
+    def _new_columns(self, columns: Collection[str]) -> list[str]:
+        """Return the names of the columns that `transform` adds to `columns`, one per label.
+
+        Raises `ConfigError` for too few, too many or equal names, `DataError` for a name that a column has already."""
+        names, labels = self.getOutputCols(), self.getLabelColumns()
+        if len(names) != len(labels) or len(set(names)) < len(names):
+            problem = f"must be a name for each label column ({', '.join(labels)}), all different, got {names}"
+            raise ConfigError("output_cols", problem)
+        for name in names:
+            if name in columns:
+                raise DataError(name, "is among the columns already; choose other names with setOutputCols")
+        return names
+
     def _transform_without_spark(self, dataset: object) -> pd.DataFrame:
         # Imported here: the modules for Parquet load slowly, and rows of Spark do not need them.
         from farandole.estimators.local_rows import as_frame, feature_batches, features_of
 
-        frame, names = as_frame(dataset), self.getOutputCols()
-        for name in names:
-            if name in frame.columns:
-                raise DataError(name, "is among the columns already; choose other names with setOutputCols")
+        frame = as_frame(dataset)
+        names = self._new_columns(frame.columns)
         fields = [f"o{index}" for index in range(len(names))]
         features = features_of(frame, self.getFeatureColumns())
         predictor, _ = self._typed_predictor(fields, features)
