@@ -71,7 +71,7 @@ def run(
     settings = Config.from_environment(environment, **given)
     refuse_mpi(settings, num_proc)
     ssh = Ssh(port=ssh_port, identity_file=None if ssh_identity_file is None else os.fspath(ssh_identity_file))
-    sizes = Elastic(**elastic)
+    sizes = _elastic(elastic)
     task = Call(payload, executable or sys.executable, settings.start_timeout)
     directory = None if output_filename is None else Path(output_filename)
     with contextlib.ExitStack() as stack:
@@ -83,6 +83,13 @@ def run(
             return _results(stack.enter_context(job), task, on_line)
         backend = choose_backend(hosts, hostfile, num_proc, ssh, settings.interface, settings.start_timeout)
         return run_call(task, num_proc, environment, on_line, backend=backend, binding=binding)
+
+
+def _elastic(given: ElasticArguments) -> Elastic:
+    if unknown := given.keys() - ElasticArguments.__annotations__:
+        hint = "; the number of ranks is num_proc" if "np" in unknown else ""
+        raise TypeError(f"run() got an unexpected keyword argument {min(unknown)!r}{hint}")
+    return Elastic(**given)
 
 
 def run_call(

@@ -3,16 +3,27 @@
 import threading
 from collections import deque
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from farandole.core.process_sets.forming import Forming
+from farandole.core.process_sets.process_set import ProcessSet
 from farandole.core.process_sets.registry import GLOBAL, Registry
 from farandole.errors import RendezvousError
 
 SIZE = 4
+
+
+def test_ranks_of_a_set_may_be_of_numpy() -> None:
+    ranks = ProcessSet(np.arange(4, 0, -2)).ranks
+    assert ranks == [2, 4]
+    assert {type(rank) for rank in ranks} == {int}
+    for wrong in ([0.0], [True], ["0"]):
+        with pytest.raises(ValueError, match=r"ProcessSet needs a list of ranks \(integers\), got \["):
+            ProcessSet(wrong)  # type: ignore[arg-type]
 
 
 class Registered(RuleBasedStateMachine):

@@ -139,6 +139,11 @@ def test_ranks_that_do_not_fit() -> None:
         pass
     with pytest.raises(ConfigError, match="num_proc: must be an integer, got None"):
         run(int, num_proc=None)  # type: ignore[arg-type]
+    unexpected = r"run\(\) got an unexpected keyword argument"
+    with pytest.raises(TypeError, match=f"{unexpected} 'np'; the number of ranks is num_proc"):
+        run(int, np=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=f"{unexpected} 'host'$"):
+        run(int, host="a:2", slots=2)  # type: ignore[call-arg]
     refused = pytest.raises(ConfigError, match="binding: must be none or cores, got 'core'")
     with refused, open_job(2, {}, backend=backend, binding="core"):  # type: ignore[arg-type]
         pass

@@ -1,6 +1,8 @@
 """Process sets, as users pass them to operations: all ranks of the job, or some of them."""
 
 from collections.abc import Iterable
+from operator import index
+from typing import SupportsIndex
 
 from farandole.core import default
 from farandole.core.process_sets.agreement import Sets
@@ -25,7 +27,7 @@ class ProcessSet:
 
     Before that, and after its removal, `process_set_id` is None."""
 
-    def __init__(self, ranks_or_comm: Iterable[int] | Communicator) -> None:
+    def __init__(self, ranks_or_comm: Iterable[SupportsIndex] | Communicator) -> None:
         self._comm = ranks_or_comm if is_communicator(ranks_or_comm) else None
         if is_communicator(ranks_or_comm):
             self._ranks: list[int] | None = None  # known once the set is registered
@@ -33,9 +35,9 @@ class ProcessSet:
         if not isinstance(ranks_or_comm, Iterable):
             raise ValueError(f"ProcessSet needs a list of ranks (integers), got {type(ranks_or_comm).__name__}")
         ranks = list(ranks_or_comm)
-        if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
+        if not all(isinstance(rank, SupportsIndex) and not isinstance(rank, bool) for rank in ranks):
             raise ValueError(f"ProcessSet needs a list of ranks (integers), got {ranks!r}")
-        self._ranks = sorted(ranks)
+        self._ranks = sorted(map(index, ranks))  # of integers of NumPy too
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "process_set_id":
