@@ -182,9 +182,9 @@ class Roster:
     # --- questions
 
     def is_newcomer(self, number: int) -> bool:
-        """Return whether the member has had no place yet in a job that has begun to train."""
+        """Return whether the member may still get its first place in a job that has begun to train."""
         member = self._members.get(number)
-        return member is not None and member.rank is None and self.generation >= 0
+        return member is not None and member.rank is None and not member.ended and self.generation >= 0
 
     @property
     def training(self) -> list[int]:

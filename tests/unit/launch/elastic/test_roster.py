@@ -282,6 +282,18 @@ def test_a_newcomer_that_ends_well_before_it_has_a_place_is_replaced() -> None:
     assert world.outcome == Outcome(None, members=(0, 1, 3))
 
 
+def test_a_newcomer_that_was_told_to_end_is_none_any_more() -> None:
+    world = World(replace(LIMITS, most=3, wanted=2), a=2)
+    world.come(0)
+    world.come(1)
+    world.find(a=3)
+    assert world.roster.is_newcomer(2)
+    world.find(a=2)
+    assert not world.roster.is_newcomer(2)
+    world.end(2)
+    assert world.outcome is None
+
+
 def test_a_member_that_was_sent_away_waits_for_nobody() -> None:
     """It had waited for as long as members are borne that do not come; its process ends later."""
     world = World(a=2, b=1)
