@@ -6,9 +6,8 @@ import secrets
 import signal
 import time
 
-from farandole.meeting.launched.stuck import state_of
+from farandole.meeting.launched.stuck import FAMILY, state_of
 
-FAMILY = "FARANDOLE_FAMILY"  # the variable, which a rank and all of its descendants inherit
 LOOK_AGAIN = 0.02  # seconds
 
 

@@ -19,9 +19,9 @@ from typing import Self
 
 from farandole.launch.backend import OnLine
 from farandole.launch.failures import OUTPUT_REFUSED, Exit, reason_of
-from farandole.launch.family import FAMILY, end_family, new_family
+from farandole.launch.family import end_family, new_family
 from farandole.launch.lines import LineSplitter
-from farandole.meeting.launched.stuck import is_stopped
+from farandole.meeting.launched.stuck import FAMILY, is_stopped
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from farandole.errors import FarandoleError
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline
 
-__all__ = ["StuckMembers", "is_below_launcher", "is_stopped", "is_stopped_here", "state_of"]
+__all__ = ["FAMILY", "StuckMembers", "is_below_launcher", "is_stopped", "is_stopped_here", "state_of"]
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +23,7 @@ LOOKS, ANSWER = 3, 0.5  # calls without an answer before a member is silent, and
 # Seconds of silence after which a member is stuck that is not stopped: a call in C may hold Python's lock, or the
 # machine be busy.
 BUSY = 10.0
+FAMILY = "FARANDOLE_FAMILY"  # the variable, which a rank that the launcher starts and all its descendants inherit
 CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 
 
@@ -85,7 +86,7 @@ def is_stopped(pid: int) -> bool:
 
 def is_below_launcher() -> bool:
     """Return whether farandole's launcher, on this host or by its agent, has started this process, and watches it."""
-    return "FARANDOLE_FAMILY" in os.environ
+    return FAMILY in os.environ
 
 
 def state_of(pid: int) -> str:
