@@ -61,7 +61,6 @@ SHAPED_MUST: Mapping[int, Mapping[int, Mapping[str, float]]] = {
     1: {MIB: {"rate": 0.94}, 16 * MIB: {"rate": 0.94}, 64 * MIB: {"rate": 0.94}},
     10: {16 * MIB: {"rate": 0.85, "gloo": 1.05}, 64 * MIB: {"rate": 0.85, "gloo": 1.05}},
 }
-BURST = "256kb"
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +341,7 @@ def shaped(gbit: int, options: Mapping[str, object]) -> tuple[dict[str, Race], l
 @contextmanager
 def shaped_hosts(gbit: int) -> Iterator[tuple[Sequence[str], list[str]]]:
     """Make two hosts joined by a cable of `gbit` Gbit/s in each direction; yield their names and addresses."""
-    shape = ("rate", f"{gbit}gbit", "burst", BURST, "limit", "8mb")
+    shape = ("rate", f"{gbit}gbit", "burst", "256kb", "limit", "8mb")
     with namespaces(2) as names:
         addresses = join(names)
         for name in names:
