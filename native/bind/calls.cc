@@ -208,7 +208,9 @@ Handle Calls::start_staged(const RequestView& request, std::span<const std::stri
     staged.push_back(tensors[i].staged(request.grouped ? std::string_view() : names[i]));
   }
   const std::shared_ptr<Staging> staging = staging_->get();
-  Handle handle(engine_, {staging, staging->start(request, staged), tells_streams ? api : nullptr});
+  // Not within the braces below: GCC 11 destroys no earlier member when a later one's expression throws (GCC PR 66139).
+  const std::shared_ptr<StagedCall> call = staging->start(request, staged);
+  Handle handle(engine_, {staging, call, tells_streams ? api : nullptr});
   sweep_references();
   return handle;
 }
