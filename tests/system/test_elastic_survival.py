@@ -93,6 +93,19 @@ def test_a_launcher_takes_a_job_over(tmp_path: Path) -> None:
         assert not record.exists()
 
 
+@pytest.mark.usefixtures("home")
+def test_a_launcher_takes_over_a_training_that_has_just_ended(tmp_path: Path) -> None:
+    with training(tmp_path, *SIZES, "--min-np", "2") as job:
+        alive = kill_launcher(job)
+        members = Survivors(job)
+        members.wait(4, 0)
+        (tmp_path / "end").touch()
+        members.wait_ended(alive.values())
+        with training(tmp_path, *SIZES, "--min-np", "2", "--join", "last") as joined:
+            assert joined.process.wait(PATIENCE) == 0
+        assert not list((tmp_path / "home").glob(".local/state/farandole/*/*[lr.]en*"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.usefixtures("home")
 def test_a_launcher_that_is_told_to_end_ends_its_members(tmp_path: Path, number: signal.Signals) -> None:

@@ -12,7 +12,6 @@ import sys
 import threading
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 from farandole.launch.backend import Call, Command, Rank, Task
 from farandole.launch.backends.local import LocalAgent
@@ -30,10 +29,13 @@ from farandole.launch.messages import (
     Look,
     Messages,
     Quit,
+    Recall,
+    Recalled,
     Start,
     Stopped,
 )
 from farandole.launch.processes import GRACE
+from farandole.launch.survivors import append_line, note_end
 from farandole.launch.versions import own_versions
 from farandole.limits import naming_process_limit
 from farandole.meeting.addresses import split_address
@@ -113,6 +115,9 @@ class _Service:
             elif isinstance(message, Look):
                 if self._local.is_stopped(message.member, message.secret):
                     self._messages.send(Stopped(message.member))
+            elif isinstance(message, Recall):
+                if (code := self._local.noted_end(message.log)) is not None:
+                    self._messages.send(Recalled(message.log, code))
             elif isinstance(message, Quit):
                 return
             elif message.rank in self._ranks:  # if not, it could not be started
@@ -174,29 +179,34 @@ class _Service:
         try:
             self._messages.send(Line(rank, stream, line))
         except OSError:
-            logs = [each.assignment.survivor_log for each in self._surviving if each.assignment.rank == rank]
-            if not logs:
+            if not (log := self._survivor_log(rank)):
                 raise
-            log = Path(logs[-1]).expanduser()
-            log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with log.open("a") as file:
-                file.write(f"{line}\n")
+            append_line(log, line)
 
     def _end(self, number: int, failure: Failure | None) -> None:
         with self._starting:  # a rank can end before the call that starts it returns
             rank = self._ranks[number]
         payload = None if failure is None else to_payload(failure)
-        self._send(End(number, payload, rank.value() if failure is None else b""))
+        sent = self._send(End(number, payload, rank.value() if failure is None else b""))
+        if not sent and (log := self._survivor_log(number)):
+            note_end(log, 0 if failure is None else failure.code)
 
     def _send_gone(self, rank: Rank) -> None:
         if rank.wait_gone(FOR_EVER):
             self._send(Gone(rank.rank))
 
-    def _send(self, message: End | Gone) -> None:
+    def _survivor_log(self, rank: int) -> str:
+        """Return the log of a rank that outlives the launcher; "" for another one."""
+        logs = [each.assignment.survivor_log for each in self._surviving if each.assignment.rank == rank]
+        return logs[-1] if logs else ""
+
+    def _send(self, message: End | Gone) -> bool:
+        """Send a message; False if the launcher is gone: `serve` ends with that."""
         try:
             self._messages.send(message)
         except OSError:
-            return  # the launcher is gone; `serve` ends with that
+            return False
+        return True
 
 
 def _task(order: Start) -> Task:

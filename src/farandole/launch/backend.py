@@ -138,6 +138,12 @@ class Agent(Protocol):
         Does not wait: an agent on another host looks now, for the next call within two seconds."""
         ...
 
+    def noted_end(self, log: str) -> int | None:
+        """Return the exit code of a rank of this host that has ended after its launcher; `log` is its survivor log.
+
+        None if none is known. Does not wait: an agent on another host looks now, for a later call."""
+        ...
+
     def start(self, assignment: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> Rank:
         """Start the assigned rank with `task`. Does not wait; any thread may call `on_line` and, once, `on_end`."""
         ...

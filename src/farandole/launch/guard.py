@@ -9,8 +9,8 @@ forked, cannot fire early. The launcher may have any number of threads.
 CONTROL is a socket to the launcher. It carries `T<milliseconds>\\n` (SIGTERM, then SIGKILL after that time) inward and
 `S<pid>\\n` (forked), `N<errno>\\n` (cannot be executed) or `E<wait status> <monotonic ns>\\n` (ended) outward.
 When the launcher is gone, for any reason, or has been stopped (SIGSTOP) for STOP_LIMIT seconds (0: for any time), the
-guard kills the rank and all of its descendants. With a LOG it lets them go on when the launcher is gone, and appends
-their output to that file.
+guard kills the rank and all of its descendants. With a LOG it lets them go on when the launcher is gone, appends their
+output to that file, and writes the rank's exit code to LOG.end (`survivors.py`).
 """
 
 import contextlib
@@ -66,6 +66,7 @@ class Guard:
         self.stopped_since: float | None = None  # the time at which the launcher was first found stopped
         self.rank = 0
         self.rank_alive = False
+        self.rank_status = 0  # as `waitpid` returns it, once the rank has ended
         self.kill_at: float | None = None
         self.asked_to_end = False
         self.poller = select.poll()
@@ -190,6 +191,16 @@ class Guard:
                 self.log_fd = os.open(os.devnull, os.O_WRONLY)
             for fd in self.output:
                 self.poller.register(fd, select.POLLIN)
+            if not self.rank_alive:
+                self.note_end()
+
+    def note_end(self) -> None:
+        """Write how the rank has ended, for a launcher that takes over."""
+        code = os.waitstatus_to_exitcode(self.rank_status)
+        with contextlib.suppress(OSError):  # that launcher waits for the rank, and takes it for lost
+            file = os.open(os.path.expanduser(self.log) + ".end", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.write(file, str(code if code >= 0 else 128 - code).encode())  # as a shell reports it
+            os.close(file)
 
     def drain(self, fd: int) -> bool:
         """Write a chunk that has come from the rank to the log; return False if there is none."""
@@ -221,10 +232,12 @@ class Guard:
             if pid == 0:
                 return True
             if pid == self.rank:
-                self.rank_alive = False
+                self.rank_alive, self.rank_status = False, status
                 self.send(f"E{status} {time.monotonic_ns()}\n")
                 # The group's number is not reused while it has members, so this reaches no other process.
                 self.signal_all(signal.SIGTERM)
+                if self.log_fd >= 0:
+                    self.note_end()
                 if self.kill_at is None:
                     self.kill_at = time.monotonic() + LEFTOVER_GRACE
 

@@ -2,8 +2,8 @@
 
 The agent writes MARKER first, because a login shell may print other text before.
 
-    agent -> launcher    Hello (once), Answer, Line, Stopped, End, Gone
-    launcher -> agent    Ask, Start, Look, Terminate, Quit
+    agent -> launcher    Hello (once), Answer, Line, Stopped, Recalled, End, Gone
+    launcher -> agent    Ask, Start, Look, Recall, Terminate, Quit
     both                 Alive, every few seconds
 """
 
@@ -88,6 +88,13 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Recall:
+    """Asks how a rank has ended that has outlived its launcher; `log` is its survivor log."""
+
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
 class Terminate:
     """The order to end a rank, which gets `grace` seconds for it."""
 
@@ -117,6 +124,14 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Recalled:
+    """The answer to `Recall` for a rank that has ended, with its exit code; there is none for another one."""
+
+    log: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The end of a rank: its failure, if it failed (`failures.to_payload`), or the pickled value of its call."""
 
@@ -132,10 +147,10 @@ class Gone:
     rank: int
 
 
-FromAgent: TypeAlias = Hello | Answer | Line | Stopped | End | Gone
-FromLauncher: TypeAlias = Ask | Start | Look | Terminate | Quit
-FROM_AGENT = Kinds[FromAgent | Alive](Hello, Answer, Line, Stopped, End, Gone, Alive)
-FROM_LAUNCHER = Kinds[FromLauncher | Alive](Ask, Start, Look, Terminate, Quit, Alive)
+FromAgent: TypeAlias = Hello | Answer | Line | Stopped | Recalled | End | Gone
+FromLauncher: TypeAlias = Ask | Start | Look | Recall | Terminate | Quit
+FROM_AGENT = Kinds[FromAgent | Alive](Hello, Answer, Line, Stopped, Recalled, End, Gone, Alive)
+FROM_LAUNCHER = Kinds[FromLauncher | Alive](Ask, Start, Look, Recall, Terminate, Quit, Alive)
 
 
 class Messages(Generic[M]):

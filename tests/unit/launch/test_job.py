@@ -47,6 +47,9 @@ class FakeAgent:
     def is_stopped(self, member: int, secret: bytes) -> bool:
         raise NotImplementedError
 
+    def noted_end(self, log: str) -> int | None:
+        raise NotImplementedError
+
     def start(self, each: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> FakeRank:
         assert each.host == self._host
         assert task is TASK

@@ -26,6 +26,7 @@ from farandole.launch.backend import Agent, Assignment, Call, Command, Host
 from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.failures import Failure
 from farandole.launch.messages import FROM_AGENT, MARKER, SILENCE, Answer, FromAgent, Messages
+from farandole.launch.survivors import note_end
 from farandole.meeting.acceptor import BACKLOG
 from farandole.meeting.frames import LENGTH, frame
 from farandole.meeting.launched.elastic import MemberEnvironment
@@ -109,6 +110,16 @@ def test_output_that_nobody_takes_ends_the_rank(agent: Agent, error: Exception) 
     assert ends.failure.reason == f"was ended because its output could not be written: {error}"
     assert rank.wait_gone(WAIT)
     assert agent.reserve_port() > 0
+
+
+def test_a_host_tells_how_a_rank_has_ended_that_outlived_its_launcher(agent: Agent, tmp_path: Path) -> None:
+    log = str(tmp_path / "7")
+    assert agent.noted_end(log) is None
+    note_end(log, 3)
+    deadline = time.monotonic() + 30
+    while agent.noted_end(log) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert agent.noted_end(log) == 3
 
 
 def test_a_host_tells_that_a_member_is_stopped(agent: Agent) -> None:

@@ -14,6 +14,7 @@ from farandole.launch.cores import available_cores
 from farandole.launch.failures import exit_failure
 from farandole.launch.processes import RankProcess
 from farandole.launch.reserved import ReservedPort
+from farandole.launch.survivors import noted_end
 from farandole.meeting.launched.stuck import is_stopped_here
 from farandole.topology import host_identity, loopback_address
 
@@ -64,6 +65,10 @@ class LocalAgent:
     def is_stopped(self, member: int, secret: bytes) -> bool:
         """Return whether a process of the member is stopped."""
         return is_stopped_here(member, secret)
+
+    def noted_end(self, log: str) -> int | None:
+        """Return what the rank's guard has noted."""
+        return noted_end(log)
 
     def start(self, assignment: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> Rank:
         """Start the rank as a process of its own."""

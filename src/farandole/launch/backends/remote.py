@@ -60,6 +60,7 @@ class RemoteAgent:
         self._lost: str | None = None
         self._answers: dict[str, Answer] = {}
         self._stopped: dict[int, float] = {}  # members, and the time at which the agent found them stopped
+        self._recalled: dict[str, int] = {}  # logs of ranks that have ended without their launcher, and exit codes
         self._changed = threading.Condition()
         self._messages = Messages[FromAgent](*connection.pipes(), messages.FROM_AGENT)
 
@@ -123,6 +124,13 @@ class RemoteAgent:
             self._messages.send(messages.Look(member, secret))
         return time.monotonic() - self._stopped.get(member, -math.inf) < FRESH
 
+    def noted_end(self, log: str) -> int | None:
+        """Return what the agent has answered, and have it look again."""
+        if log not in self._recalled:
+            with contextlib.suppress(OSError):  # the host is lost
+                self._messages.send(messages.Recall(log))
+        return self._recalled.get(log)
+
     def close(self) -> None:
         """End the agent, which ends its ranks, and the connection. Idempotent."""
         with contextlib.suppress(OSError):  # the host is lost
@@ -154,6 +162,8 @@ class RemoteAgent:
                         self._changed.notify_all()
                 elif isinstance(message, messages.Stopped):
                     self._stopped[message.member] = time.monotonic()
+                elif isinstance(message, messages.Recalled):
+                    self._recalled[message.log] = message.code
                 elif not isinstance(message, messages.Hello):
                     self._ranks[message.rank].handle(message)
         except (EOFError, OSError) as error:  # TimeoutError too

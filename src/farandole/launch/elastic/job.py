@@ -298,10 +298,17 @@ class ElasticJob:
                 pid = back.pid if is_local(place[0]) else None
                 rank = Adopted(number, pid, f"{self._survivor_logs}/{number}", on_line, self._end_of, leave)
                 self._started[number] = _Seat(rank, Host(place[0], place[1] + 1), opened)
-        for number in [number for number, at in self._absent.items() if at <= now]:
-            del self._absent[number]
-            lost = Failure(rank=number, reason="it did not call the new launcher", code=1, killed=True)
-            self._note_end(_Ended(number, lost), now)
+        for number, at in list(self._absent.items()):
+            code = self._noted_end(number)
+            if code is not None or at <= now:
+                del self._absent[number]
+                self._note_end(_Ended(number, _end_without_launcher(number, code)), now)
+
+    def _noted_end(self, number: int) -> int | None:
+        """Return the exit code of a member that has ended while there was no launcher."""
+        place = None if self._record is None else self._record.members.get(number)
+        opened = place and self._agents.find(Host(place[0], place[1] + 1))
+        return opened.agent.noted_end(f"{self._survivor_logs}/{number}") if opened else None
 
     def _end_of(self, number: int, failure: Failure | None) -> None:
         self._events.put(_Ended(number, failure))
@@ -363,6 +370,15 @@ class ElasticJob:
         for number in [number for number, at in self._end_at.items() if at <= now]:
             del self._end_at[number]
             self._started[number].rank.terminate(GRACE)
+
+
+def _end_without_launcher(number: int, code: int | None) -> Failure | None:
+    """Return the failure of a member of a lost launcher that has not called, None if it has ended well."""
+    if code is None:
+        return Failure(rank=number, reason="it did not call the new launcher", code=1, killed=True)
+    log.warning("member %d has ended with code %d while there was no launcher", number, code)
+    reason = f"it has ended with code {code} while there was no launcher"
+    return Failure(rank=number, reason=reason, code=code) if code else None
 
 
 @contextlib.contextmanager

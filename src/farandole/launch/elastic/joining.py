@@ -18,6 +18,7 @@ from farandole.errors import ConfigError
 from farandole.launch.backend import OnEnd, OnLine
 from farandole.launch.failures import Failure
 from farandole.launch.lines import LineSplitter
+from farandole.launch.survivors import END
 from farandole.meeting.handshake import new_secret
 
 STATE = "~/.local/state/farandole"  # on each host, for the output of ranks that survive their launcher
@@ -68,9 +69,11 @@ class Record:
             raise ConfigError("survive_launcher", f"the job's folder cannot be written: {error}; set HOME") from error
 
     def remove(self) -> None:
-        """Remove the file, and the folder unless members have written there."""
+        """Remove the file and what members have noted of their ends, and the folder unless it has output of members."""
         with contextlib.suppress(OSError):  # it could not be written either
             self._file.unlink()
+            for end in self._file.parent.glob(f"*{END}"):
+                end.unlink()
         with contextlib.suppress(OSError):
             self._file.parent.rmdir()
 
