@@ -272,6 +272,7 @@ dist.all_reduce(values)
 other = dist.new_group([0, 1], backend="gloo")
 dist.monitored_barrier(other)
 assert dist.get_backend() == sys.argv[1]
+assert dist.group.WORLD._get_backend(torch.device("cpu")).size() == 2
 words = [*(type(each).__name__ for each in (dist.group.WORLD, other))]
 print(f"{' '.join(words)} {values.tolist()}\\n", end="", flush=True)  # in one write
 dist.destroy_process_group()

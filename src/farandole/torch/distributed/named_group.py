@@ -1,5 +1,8 @@
 """Names of a process group, as torch's Python and C++ ask for them."""
 
+from typing import Self
+
+import torch
 import torch.distributed as dist
 
 __all__ = ["NamedGroup"]
@@ -9,6 +12,9 @@ class NamedGroup(dist.ProcessGroup):
     """A group with torch's name for it, and a label for errors; C++ uses names of methods in its own style."""
 
     title = "farandole"  # of its operations in torch's profiler
+    # What torch asks of a backend.
+    supports_coalescing = supports_splitting = supports_shrinking = False
+    supports_tensor_alloc = supports_time_estimate = False
 
     def __init__(self, rank: int, size: int, name: str, label: str) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # an overload of torch's stub
@@ -42,3 +48,7 @@ class NamedGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         """Return the name for `init_process_group`."""
         return "farandole"
+
+    def _get_backend(self, device: torch.device) -> Self:
+        """Return this group, in which each device's operations are its own."""
+        return self
