@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 from farandole.core.operations.adapter import Adapter
 from farandole.core.operations.kinds import ALLREDUCE, NAMES
 from farandole.core.operations.reduction import Average, AverageByInt8, Sum, SumByInt8
-from farandole.errors import UnsupportedReduction
+from farandole.errors import InvalidRequest, UnsupportedReduction
 
 T = TypeVar("T")
 
@@ -65,8 +65,12 @@ class Int8Compressor(CastCompressor[T], ByInt8):
 def wire_op(compression: object, op: int, name: str | None, kind: int = ALLREDUCE) -> int:
     """Return the operator that the engine gets for a reduction by `op`.
 
-    Raises `UnsupportedReduction` if `compression` sends int8, and this is no allreduce by Average or Sum."""
+    Raises `UnsupportedReduction` if `compression` sends int8, and this is no allreduce by Average or Sum, and
+    `InvalidRequest` if it is no compressor."""
     if not isinstance(compression, ByInt8):
+        if not callable(getattr(compression, "compress", None)):
+            text = f"compression is {compression!r}, which is no compressor; give Compression.fp16, for example"
+            raise InvalidRequest(name or NAMES[kind], text)
         return op
     if kind != ALLREDUCE or op not in (Average, Sum):
         raise UnsupportedReduction(name or NAMES[kind], "Compression.int8 supports allreduce by Average and Sum only")
