@@ -13,6 +13,23 @@ namespace {
 constexpr std::chrono::milliseconds kNap{5};
 constexpr uint64_t kLookEvery = 64;
 
+// A yield that took longer has given the core to a process that computes, for a slice of the scheduler's. A sleeper
+// gets the core as soon as it is woken.
+constexpr uint64_t kSlice = 500'000;            // ns
+constexpr uint64_t kRestAfter = 1'000'000'000;  // ns
+
+/// Gives the core to an awaited rank that may need it. Returns false, and does nothing, within a second of a yield that
+/// took a slice.
+bool yield_core() {
+  thread_local uint64_t rests_until = 0;
+  const uint64_t begin = now_ns();
+  if (begin < rests_until) return false;
+  sched_yield();
+  const uint64_t end = now_ns();
+  if (end - begin > kSlice) rests_until = end + kRestAfter;
+  return true;
+}
+
 }  // namespace
 
 void relax() {
@@ -33,7 +50,7 @@ bool Waiter::spin_on() {
     if (now - since_ns_ > most) return false;
   } else if (pauses_ > kLookEvery && policy_.spin.count() < 10'000) {
     // With more ranks than cores, the awaited rank may need this core.
-    sched_yield();
+    if (!yield_core()) return false;
   }
   relax();
   return true;
