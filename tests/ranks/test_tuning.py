@@ -75,6 +75,24 @@ def test_ranks_agree_on_the_result(tmp_path: Path, size: int, hosts: int) -> Non
     assert tuple(rows[0]) == HEAD
 
 
+@pytest.mark.parametrize(
+    ("cores", "given", "expected"),
+    [(2, {}, 512 << 10), (2, {"FARANDOLE_SLOT_BYTES": "65536"}, 64 << 10), (3, {}, 128 << 10)],
+)
+def test_ranks_that_share_cores_take_larger_chunks(
+    monkeypatch: pytest.MonkeyPatch, cores: int, given: dict[str, str], expected: int
+) -> None:
+    def body(context: Context) -> float:
+        with use(context):
+            np.testing.assert_array_equal(
+                hvd.allreduce(np.ones(1_000_000), name="x", op=hvd.Sum), np.full(1_000_000, 3)
+            )
+            return hvd.metrics()["slot_bytes"]
+
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    assert run_ranks(3, body, config=Config.from_environment(given)) == [expected] * 3
+
+
 def test_all_ranks_work_with_what_is_given() -> None:
     def body(context: Context) -> dict[str, float]:
         with use(context):

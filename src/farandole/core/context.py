@@ -14,7 +14,7 @@ from farandole.core.monitoring.timeline import Timeline
 from farandole.core.process_sets.agreement import Sets
 from farandole.core.process_sets.registry import GLOBAL
 from farandole.core.wiring.connect import connect
-from farandole.core.wiring.start import start_engine
+from farandole.core.wiring.start import first_knobs, start_engine
 from farandole.errors import RendezvousError
 from farandole.limits import naming_process_limit
 from farandole.log_level import show_messages
@@ -64,7 +64,8 @@ class Context:
             failing.callback(self.shutdown)  # else the other ranks would wait for the engine
             self._monitors.follow(self.engine, self.rank)
             self._monitors.watch(processes)
-            self._monitors.tune(self.engine, self.topology, connections.segment.slot_bytes)
+            knobs = first_knobs(connections, self.config)
+            self._monitors.tune(self.engine, self.topology, knobs, connections.segment.slot_bytes)
             failing.pop_all()
 
     @property

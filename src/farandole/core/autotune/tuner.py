@@ -31,9 +31,14 @@ class Tuner:
         self._thread: threading.Thread | None = None
 
     def start(
-        self, engine: Engine, topology: Topology, largest_slot: int, show: Callable[[dict[str, float]], None]
+        self,
+        engine: Engine,
+        topology: Topology,
+        default: Knobs,
+        largest_slot: int,
+        show: Callable[[dict[str, float]], None],
     ) -> None:
-        """Start the search on rank 0 of `topology`. `show` is called with the new knobs at each turn."""
+        """Start the search on rank 0 of `topology`, whose knobs are `default`; each turn calls `show` with new ones."""
         self._engine, self._topology, self._show = engine, topology, show
         hosts = topology.host_numbers
         space = space_of(self._config, len(set(hosts)), make_grid(hosts), largest_slot)
@@ -41,7 +46,7 @@ class Tuner:
             log.info("there is nothing to tune: %s", "one rank alone" if space else "every setting is given")
             self._log.close()
             return
-        thread = threading.Thread(target=self._run, args=(space,), name="farandole-tuner", daemon=True)
+        thread = threading.Thread(target=self._run, args=(space, default), name="farandole-tuner", daemon=True)
         thread.start()
         self._thread = thread
 
@@ -53,8 +58,7 @@ class Tuner:
             thread.join()
         self._log.close()
 
-    def _run(self, space: Space) -> None:
-        default = Knobs.of(self._config)
+    def _run(self, space: Space, default: Knobs) -> None:
         try:
             outcome, reached = self._search(space, default)
         except Exception:

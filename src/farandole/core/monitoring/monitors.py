@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from farandole._native import Engine
 from farandole.config import Config
+from farandole.core.autotune.knobs import Knobs
 from farandole.core.monitoring.metrics import Metrics
 from farandole.core.monitoring.stalls import StallInspector
 from farandole.core.monitoring.stopped import StoppedRanks
@@ -50,10 +51,10 @@ class Monitors:
         if self._watches_host:
             self._stopped = StoppedRanks(processes)
 
-    def tune(self, engine: Engine, topology: Topology, largest_slot: int) -> None:
-        """Start autotune of `engine`, the job's engine, if it is set and this is rank 0."""
+    def tune(self, engine: Engine, topology: Topology, knobs: Knobs, largest_slot: int) -> None:
+        """Start autotune of `engine`, the job's engine, which has `knobs`, if it is set and this is rank 0."""
         if self._tuner is not None:
-            self._tuner.start(engine, topology, largest_slot, partial(self.timeline.show, "knobs"))
+            self._tuner.start(engine, topology, knobs, largest_slot, partial(self.timeline.show, "knobs"))
 
     def leave(self, engine: Engine) -> None:
         """Stop monitoring `engine`. Idempotent."""

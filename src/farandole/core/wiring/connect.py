@@ -30,6 +30,8 @@ from farandole.meeting.frames import Deadline, decode, encode
 from farandole.meeting.rendezvous import Rendezvous
 from farandole.topology import Topology, host_identity
 
+CROWDED_STRIPE = 3 << 20  # bytes of the chunks of all ranks of a host with fewer cores
+
 
 @dataclass(frozen=True)
 class _Card:
@@ -38,9 +40,11 @@ class _Card:
     host: str
     unix: str  # name in the abstract namespace, which leaves no file behind
     tcp: str  # host:port
-    # All ranks use rank 0's values: whether to connect all ranks of all hosts, even for a grid, and bytes per slot.
-    flat: bool
-    slot_bytes: int
+    # All ranks use rank 0's values.
+    flat: bool  # connect all ranks of all hosts, even for a grid
+    slot_bytes: int  # that the segment has room for
+    chunk: int  # bytes of a slot that operations use at first
+    cores: int  # of the host; 0: the chunk is the user's choice
     offer: Offer  # of a fabric
 
 
@@ -85,7 +89,8 @@ def connect(
         deadline.checks += [arrivals.require_none_lost, *([require_alive] if require_alive else [])]
         address = tcp.getsockname()
         where = host or host_identity(), unix_name(unix), join_address(address[0], address[1])
-        mine = _Card(*where, *_room_to_tune(rendezvous, config), offered)
+        cores = (os.cpu_count() or 0) if config.leaves_free("slot_bytes") else 0
+        mine = _Card(*where, *_room_to_tune(rendezvous, config), config.slot_bytes, cores, offered)
         payloads, lifeline = rendezvous.allgather_and_watch(encode(mine), arrivals.lose, timeout=config.start_timeout)
         try:
             cards = [decode(payload, _Card) for payload in payloads]
@@ -116,6 +121,17 @@ def _room_to_tune(rendezvous: Rendezvous, config: Config) -> tuple[bool, int]:
     return flat, LARGEST_SLOT if tunes and config.leaves_free("slot_bytes") else config.slot_bytes
 
 
+def _chunk(first: _Card, topology: Topology) -> int:
+    """Return the bytes of a slot that operations use at first, by the card of rank 0.
+
+    More where that rank's host has fewer cores than ranks: each chunk may cost a wait for a core."""
+    ranks = topology.hosts.count(first.host)
+    crowded = 0 < first.cores < ranks
+    return (
+        max(first.chunk, min(LARGEST_SLOT, 1 << (CROWDED_STRIPE // ranks).bit_length() - 1)) if crowded else first.chunk
+    )
+
+
 class _Connector:
     """A rank that knows the cards of all ranks, while it connects to its peers."""
 
@@ -130,11 +146,12 @@ class _Connector:
     ) -> None:
         self._rendezvous, self._topology, self._cards = rendezvous, topology, cards
         self._arrivals, self._deadline, self._transfers = arrivals, deadline, transfers
+        self._chunk = _chunk(cards[0], topology)
 
     def connect(self, fabric: Fabric | None) -> Connections:
         """Share the segment of this host, connect to ranks of other hosts, and over the fabric that all have chosen."""
         segment, companions = self._share_segment()
-        connections = Connections(self._topology, segment, self._deadline, companions=companions)
+        connections = Connections(self._topology, segment, self._deadline, self._chunk, companions=companions)
         offers, hosts = [card.offer for card in self._cards], self._topology.hosts
         try:
             connections.fabric_name = decide(offers, hosts)
@@ -163,7 +180,7 @@ class _Connector:
             with self._reaching(leader), self._dialed(name, "segment", leader) as sock:
                 segment = _receive_segment(sock, self._deadline)
                 return segment, {leader: sock.dup()}
-        connections = Connections(topology, self._make_segment(), self._deadline)
+        connections = Connections(topology, self._make_segment(), self._deadline, self._chunk)
         expected = {(peer, "segment") for peer in others}
         try:
             while expected:
@@ -182,7 +199,8 @@ class _Connector:
         # If all ranks of all hosts are connected, ranks of one host exchange data through rings in the segment.
         pair_rings = topology.local_size < topology.size and (first.flat or not make_grid(topology.host_numbers))
         try:
-            return Segment.create(topology.local_size, first.slot_bytes, pair_rings, self._transfers)
+            room = max(first.slot_bytes, self._chunk)
+            return Segment.create(topology.local_size, room, pair_rings, self._transfers)
         except OSError as error:
             raise RendezvousError(
                 f"the ranks of this host cannot have {error.strerror}; raise the limit on the size of files "

@@ -31,6 +31,7 @@ class Connections:
     topology: Topology
     segment: Segment
     deadline: Deadline
+    chunk: int  # bytes of a slot of the segment that operations use at first
     # (peer, control, data and transfers descriptor, or -1)
     remotes: list[tuple[int, int, int, int]] = field(default_factory=list)
     companions: dict[int, socket.socket] = field(default_factory=dict)

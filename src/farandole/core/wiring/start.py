@@ -1,12 +1,18 @@
 """Start of an engine over its connections."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from farandole._native import Engine
 from farandole.config import Config
 from farandole.core.autotune.knobs import Knobs
 from farandole.core.wiring.connections import Connections
 from farandole.core.wiring.gpus import find_nccl, kinds_by_route
+
+
+def first_knobs(connections: Connections, config: Config) -> Knobs:
+    """Return the knobs with which an engine over these connections starts."""
+    return replace(Knobs.of(config), slot_bytes=connections.chunk)
 
 
 def start_engine(
@@ -26,7 +32,7 @@ def start_engine(
             remotes=connections.remotes,
             parents=connections.topology.control_parents,
             hosts=connections.topology.host_numbers,
-            knobs=Knobs.of(config).for_engine(),
+            knobs=first_knobs(connections, config).for_engine(),
             cache_capacity=config.cache_capacity,
             spin=config.spin.total_seconds(),
             timeout=config.patience_seconds,
