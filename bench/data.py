@@ -2,11 +2,12 @@
 
     python bench/data.py [--rounds 5] [--batch 100] [--petastorm PYTHON]
 
-farandole.data, Petastorm, a plain pyarrow loop (the limit), and torchdata's StatefulDataLoader over that loop read in
-turns: narrow and wide rows, in file order and shuffled, as batches of NumPy arrays. Each contender opens the data,
-reads one epoch on one rank, and ends. torchdata sends each batch between processes, which is slow: it reads 200
-batches, and the time of an epoch is extrapolated from them. "processor" is the processor time of an epoch on all cores;
-on a shared machine it is more reliable than elapsed time. Writes bench/results/*-data.json.
+farandole.data, Petastorm, a plain pyarrow loop (the limit), SPDL, Hugging Face's streaming, LitData, and torchdata's
+StatefulDataLoader over that loop read in turns: narrow and wide rows, in file order and shuffled, as batches of NumPy
+arrays (LitData's: of tensors). Each contender opens the data, reads one epoch on one rank, and ends. The last three
+make or send single rows or batches, which is slow: they read 200 batches, and the time of an epoch is extrapolated from
+them. "processor" is the processor time of an epoch on all cores; on a shared machine it is more reliable than elapsed
+time. `python bench/peer_environment.py` installs these readers. Writes bench/results/*-data.json.
 
 Petastorm 0.12.1 pins an old pyarrow, so it needs an environment of its own. Without one it is left out:
 
@@ -35,16 +36,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch.utils.data
 from comparison import OURS, Line, compare, table
-from numpy.typing import NDArray
+from parquet_peers import Batch, as_array, hugging_face, index_litdata, installed, litdata_rows, spdl_groups
+from peer_environment import NAMES, enter
 from race import Race, race, record
 
 from farandole.data import Loader, ParquetSource, Reading
 from farandole.torch.data import TensorLoader
-
-try:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-except ImportError:
-    StatefulDataLoader = None
 
 PETASTORM = Path("build/petastorm/bin/python")
 # Petastorm's row groups cut into slices, which do not mix rows of row groups; or its loader for torch, which does.
@@ -79,9 +76,8 @@ for line in sys.stdin:
 """
 
 PETASTORM_LOADER = "petastorm's loader"
+HUGGING_FACE = "Hugging Face streaming"
 PATIENCE = 600.0  # seconds until Petastorm's process answers
-
-Batch = dict[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
@@ -159,7 +155,7 @@ def our_tensors(task: Task) -> Iterator[object]:
 
 def plain(task: Task, part: int = 0, parts: int = 1) -> Iterator[Batch]:
     """Yield batches read with pyarrow alone: one row group at a time, or four row groups shuffled together."""
-    files = [pq.ParquetFile(path) for path in sorted(task.folder.iterdir())]
+    files = [pq.ParquetFile(path) for path in sorted(task.folder.glob("*.parquet"))]
     groups = [(file, number) for file in files for number in range(file.num_row_groups)][part::parts]
     random = np.random.default_rng(0)
     window = 1
@@ -176,15 +172,6 @@ def plain(task: Task, part: int = 0, parts: int = 1) -> Iterator[Batch]:
             yield {name: values[first : first + task.batch] for name, values in columns.items()}
 
 
-def as_array(column: pa.ChunkedArray) -> NDArray[np.generic]:
-    whole = column.combine_chunks()
-    if pa.types.is_list(whole.type):
-        values: NDArray[np.generic] = whole.flatten().to_numpy()
-        return values.reshape(len(whole), -1)
-    array: NDArray[np.generic] = whole.to_numpy()
-    return array
-
-
 class PlainDataset(torch.utils.data.IterableDataset[Batch]):
     """The plain loop, with a part of the row groups for each worker."""
 
@@ -198,6 +185,8 @@ class PlainDataset(torch.utils.data.IterableDataset[Batch]):
 
 
 def stateful(task: Task) -> Iterator[object]:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
     return iter(StatefulDataLoader(PlainDataset(task), batch_size=None, num_workers=2, collate_fn=unchanged))
 
 
@@ -235,7 +224,8 @@ def write_wide(folder: Path, rows: int) -> None:
 
 def lines_of(what: str, timing: Timing, seconds: Race) -> list[Line]:
     """Return the comparisons of epochs (with targets), processor times and times to the first batch."""
-    musts = {"pyarrow": 0.8, **({PETASTORM_LOADER: 2.0} if timing.task.shuffle else {})}
+    readers = dict.fromkeys(("SPDL", HUGGING_FACE, "LitData", "torchdata"), 1.0)
+    musts = {"pyarrow": 0.8, **readers, **({PETASTORM_LOADER: 2.0} if timing.task.shuffle else {})}
     rounds = len(seconds.seconds[OURS])
     lines = []
     for measure, times in (("epoch", seconds.seconds), ("processor", timing.works), ("first batch", timing.firsts)):
@@ -245,14 +235,29 @@ def lines_of(what: str, timing: Timing, seconds: Race) -> list[Line]:
     return lines
 
 
+def readers_of(timing: Timing) -> dict[str, Callable[[], float]]:
+    """Return the contenders of `peer_environment` that are installed."""
+    there, task, found = installed(), timing.task, {}
+    asked = {"shuffle": task.shuffle, "batch": task.batch}
+    if "spdl" in there:
+        found["SPDL"] = timing.loop("SPDL", lambda task: spdl_groups(task.folder, **asked))
+    if "datasets" in there:
+        found[HUGGING_FACE] = timing.part(HUGGING_FACE, lambda task: hugging_face(task.folder, **asked), 200)
+    if "litdata" in there:
+        index = index_litdata(task.folder)
+        found["LitData"] = timing.part("LitData", lambda task: litdata_rows(task.folder, index, **asked), 200)
+    if "torchdata" in there:
+        found["torchdata"] = timing.part("torchdata", stateful, 200)
+    return found
+
+
 def measure_task(what: str, task: Task, process: "subprocess.Popen[str] | None", tensors: bool, rounds: int) -> Found:
     """Run the races of one task."""
     timing = Timing(task)
     contenders = {OURS: timing.loop(OURS, ours), "pyarrow": timing.loop("pyarrow", plain)}
     if process is not None:
         contenders["petastorm's groups"] = timing.petastorm("petastorm's groups", process)
-    if StatefulDataLoader is not None:
-        contenders["torchdata"] = timing.part("torchdata", stateful, 200)
+    contenders |= readers_of(timing)
     found: Found = {what: (timing, race(contenders, rounds))}
     if process is not None and tensors:
         timing = Timing(task)
@@ -294,8 +299,6 @@ def main() -> None:
     parser.add_argument("--petastorm", type=Path, default=PETASTORM, help="an interpreter that has Petastorm 0.12.1")
     given = parser.parse_args()
     process, tensors = start_petastorm(given.petastorm)
-    if StatefulDataLoader is None:
-        sys.stdout.write("torchdata is left out: it is not installed\n")
     found: Found = {}
     try:
         with tempfile.TemporaryDirectory(prefix="farandole-bench-") as scratch:
@@ -319,8 +322,10 @@ def main() -> None:
         sys.stdout.write(f"{what}: million rows/s {listed}\n")
     sys.stdout.write(f"{table('rows out of Parquet', lines)}\n")
     races = {what: seconds for what, (_, seconds) in found.items()}
-    sys.stdout.write(f"{record('data', races, ('farandole', 'numpy', 'pyarrow', 'torch', 'torchdata'), lines)}\n")
+    packages = ("farandole", "numpy", "pyarrow", "torch", *NAMES)
+    sys.stdout.write(f"{record('data', races, packages, lines)}\n")
 
 
 if __name__ == "__main__":
+    enter()
     main()
