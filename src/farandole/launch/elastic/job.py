@@ -15,7 +15,7 @@ from typing import TypedDict
 from farandole.launch.backend import Assignment, Backend, Host, OnLine, Rank, Task
 from farandole.launch.cores import threads_per_rank
 from farandole.launch.elastic.hosts import Agents, Found, HostDiscovery, Opened, OpenedAgent, Watch, log_hosts
-from farandole.launch.elastic.joining import Adopted, Record
+from farandole.launch.elastic.joining import Adopted, Record, end_without_launcher
 from farandole.launch.elastic.members import Came, Left, Members, Returned
 from farandole.launch.elastic.roster import End, Form, Limits, Outcome, Roster, Start, Tell
 from farandole.launch.failures import Failure
@@ -302,7 +302,7 @@ class ElasticJob:
             code = self._noted_end(number)
             if code is not None or at <= now:
                 del self._absent[number]
-                self._note_end(_Ended(number, _end_without_launcher(number, code)), now)
+                self._note_end(_Ended(number, end_without_launcher(number, code)), now)
 
     def _noted_end(self, number: int) -> int | None:
         """Return the exit code of a member that has ended while there was no launcher."""
@@ -370,15 +370,6 @@ class ElasticJob:
         for number in [number for number, at in self._end_at.items() if at <= now]:
             del self._end_at[number]
             self._started[number].rank.terminate(GRACE)
-
-
-def _end_without_launcher(number: int, code: int | None) -> Failure | None:
-    """Return the failure of a member of a lost launcher that has not called, None if it has ended well."""
-    if code is None:
-        return Failure(rank=number, reason="it did not call the new launcher", code=1, killed=True)
-    log.warning("member %d has ended with code %d while there was no launcher", number, code)
-    reason = f"it has ended with code {code} while there was no launcher"
-    return Failure(rank=number, reason=reason, code=code) if code else None
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import select
@@ -25,6 +26,8 @@ STATE = "~/.local/state/farandole"  # on each host, for the output of ranks that
 FILE = "launcher"
 LOOK_EVERY = 0.1  # seconds between two looks at a member's output
 LAST_WORD = 2.0  # seconds from a process's end to the end of its connection
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -83,6 +86,15 @@ def _expanded(folder: str) -> Path:
         return Path(folder).expanduser()
     except RuntimeError as error:
         raise ConfigError("survive_launcher", f"{folder} needs a home: this user has none; set HOME") from error
+
+
+def end_without_launcher(number: int, code: int | None) -> Failure | None:
+    """Return the failure of a member of a lost launcher that has not called, None if it has ended well."""
+    if code is None:
+        return Failure(rank=number, reason="it did not call the new launcher", code=1, killed=True)
+    log.warning("member %d has ended with code %d while there was no launcher", number, code)
+    reason = f"it has ended with code {code} while there was no launcher"
+    return Failure(rank=number, reason=reason, code=code) if code else None
 
 
 class Adopted:
