@@ -280,8 +280,10 @@ Message decode(std::span<const std::byte> body) {
         } else if (form == 2) {
           plan.emplace_back(read_knobs(r));
         } else {
+          // Not within the braces: GCC 11 destroys no earlier member when a later one's expression throws (PR 66139).
           std::string name = r.text();
-          plan.emplace_back(Refusal{std::move(name), read_error(r)});
+          Error error = read_error(r);
+          plan.emplace_back(Refusal{std::move(name), std::move(error)});
         }
       }
       message = std::move(plan);
