@@ -146,6 +146,10 @@ class Agents:
             thread.start()
         return self._opened.get(host.name)
 
+    def opened(self, host: str) -> OpenedAgent | None:
+        """Return the host's agent if it is open; begins nothing."""
+        return self._opened.get(host)
+
     def note(self, event: Opened) -> None:
         """Take the result of an opening; called by the thread that calls `find`."""
         self._opening.pop(event.host).join()

@@ -307,7 +307,7 @@ class ElasticJob:
     def _noted_end(self, number: int) -> int | None:
         """Return the exit code of a member that has ended while there was no launcher."""
         place = None if self._record is None else self._record.members.get(number)
-        opened = place and self._agents.find(Host(place[0], place[1] + 1))
+        opened = None if place is None else self._agents.opened(place[0])
         return opened.agent.noted_end(f"{self._survivor_logs}/{number}") if opened else None
 
     def _end_of(self, number: int, failure: Failure | None) -> None:
