@@ -13,8 +13,8 @@ namespace {
 constexpr std::chrono::milliseconds kNap{5};
 constexpr uint64_t kLookEvery = 64;
 
-// A yield that took longer has given the core to a process that computes, for a slice of the scheduler's. A sleeper
-// gets the core as soon as it is woken.
+// A longer yield has given the core to another process for a time slice. A sleeping thread gets the core back as soon
+// as it is woken.
 constexpr uint64_t kSlice = 500'000;            // ns
 constexpr uint64_t kRestAfter = 1'000'000'000;  // ns
 

@@ -35,7 +35,9 @@ class Performance:
         timedelta(microseconds=100), Duration(), "how long a waiting thread spins before it sleeps"
     )
     slot_bytes: int = setting(
-        128 << 10, Size(least=4096, largest=64 << 20, unit=64), "chunk of a shared-memory transfer"
+        128 << 10,
+        Size(least=4096, largest=64 << 20, unit=64),
+        "chunk of a shared-memory transfer; by default up to 512 KiB where ranks outnumber cores",
     )
 
 

@@ -197,7 +197,7 @@ class Guard:
     def note_end(self) -> None:
         """Write how the rank has ended, for a launcher that takes over."""
         code = os.waitstatus_to_exitcode(self.rank_status)
-        with contextlib.suppress(OSError):  # that launcher waits for the rank, and takes it for lost
+        with contextlib.suppress(OSError):  # the next launcher then counts the rank as lost
             file = os.open(os.path.expanduser(self.log) + ".end", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.write(file, str(code if code >= 0 else 128 - code).encode())  # as a shell reports it
             os.close(file)

@@ -1,11 +1,11 @@
-"""What ranks that outlive their launcher leave behind for one that takes over: output, and how each has ended.
+"""Files with the output and the exit codes of ranks that outlive their launcher, for the launcher that takes over.
 
-A rank's guard writes both files on the launcher's machine, by itself: it imports no module of this package."""
+On the launcher's machine the guard of each rank writes these files itself, because it imports no module of ours."""
 
 import contextlib
 from pathlib import Path
 
-END = ".end"  # after the name of a rank's log: the file with its exit code; `guard.py` has it, too
+END = ".end"  # suffix of a rank's log: the file with its exit code; `guard.py` writes the same name
 
 
 def append_line(log: str, line: str) -> None:
@@ -17,7 +17,7 @@ def append_line(log: str, line: str) -> None:
 
 def note_end(log: str, code: int) -> None:
     """Note that the rank with this log has ended with an exit code; does nothing if the disk refuses."""
-    with contextlib.suppress(OSError):  # who takes over waits for the rank, and takes it for lost
+    with contextlib.suppress(OSError):  # the next launcher then counts the rank as lost
         _path(log + END).write_text(str(code))
 
 

@@ -124,7 +124,7 @@ def _room_to_tune(rendezvous: Rendezvous, config: Config) -> tuple[bool, int]:
 def _chunk(first: _Card, topology: Topology) -> int:
     """Return the bytes of a slot that operations use at first, by the card of rank 0.
 
-    More where that rank's host has fewer cores than ranks: each chunk may cost a wait for a core."""
+    Where that rank's host has fewer cores than ranks the chunks are larger, because each may cost a wait for a core."""
     ranks = topology.hosts.count(first.host)
     crowded = 0 < first.cores < ranks
     return (

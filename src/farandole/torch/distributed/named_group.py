@@ -12,7 +12,7 @@ class NamedGroup(dist.ProcessGroup):
     """A group with torch's name for it, and a label for errors; C++ uses names of methods in its own style."""
 
     title = "farandole"  # of its operations in torch's profiler
-    # What torch asks of a backend.
+    # Attributes of torch's backends.
     supports_coalescing = supports_splitting = supports_shrinking = False
     supports_tensor_alloc = supports_time_estimate = False
 
