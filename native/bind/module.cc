@@ -64,7 +64,7 @@ Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared
                    const Knobs& knobs, size_t cache_capacity, double spin, double timeout, double heartbeat,
                    double stall, std::vector<int> members, std::string process_set, std::shared_ptr<Fabric> fabric,
                    bool look_ahead, std::vector<std::string> nccl_files, const std::vector<std::string>& through_host,
-                   const std::vector<std::string>& by_nccl) {
+                   const std::vector<std::string>& by_nccl, bool may_share_gpu) {
   Wiring wiring{rank,
                 size,
                 std::move(local_ranks),
@@ -84,6 +84,7 @@ Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared
   options.gpu.nccl_files = std::move(nccl_files);
   options.gpu.through_host = kinds_of(through_host);
   options.gpu.by_nccl = kinds_of(by_nccl);
+  options.gpu.may_share = may_share_gpu;
   return new Calls(std::make_shared<Engine>(std::move(wiring), options), cache_capacity);
 }
 
@@ -204,7 +205,8 @@ void define_engine(nb::module_& m) {
            "hosts"_a, "parents"_a, "knobs"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a, "stall"_a,
            "members"_a = std::vector<int>{}, "process_set"_a = "", "fabric"_a.none() = nb::none(),
            "look_ahead"_a = true, "nccl_files"_a = std::vector<std::string>{},
-           "through_host"_a = std::vector<std::string>{}, "by_nccl"_a = std::vector<std::string>{})
+           "through_host"_a = std::vector<std::string>{}, "by_nccl"_a = std::vector<std::string>{},
+           "may_share_gpu"_a = false)
       .def("start", &start, "request"_a, "name"_a, "input"_a.none(), "output"_a.none(), "wake"_a = true,
            nb::sig("def start(self, request: farandole.core.operations.request.Request, name: str | Sequence[str], "
                    "input: object | None, "

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <functional>
 #include <map>
+#include <span>
 
 namespace farandole {
 namespace {
@@ -23,7 +25,7 @@ std::string obstacle(const std::vector<DeviceCard>& cards, const std::vector<int
       return "rank " + number(0) + " has NCCL " + version_text(cards[0].version) + ", and rank " + number(rank) +
              " has " + version_text(cards[rank].version) + "; install one version on all hosts";
     const auto [owner, fresh] = owners.try_emplace(cards[rank].gpu, rank);
-    if (!fresh)
+    if (!fresh && !(cards[owner->second].may_share && cards[rank].may_share))
       return "ranks " + number(owner->second) + " and " + number(rank) +
              " are on the same GPU; let each use the one at its local rank";
   }
@@ -41,6 +43,10 @@ std::optional<Error> DeviceDecision::refusal(const Request& request) const {
                                           ". Set the variable to MPI to use host memory instead");
 }
 
+bool excludes_nccl(const std::array<bool, kKinds>& through_host) {
+  return std::ranges::all_of(std::span(through_host).first(static_cast<size_t>(Kind::Barrier)), std::identity());
+}
+
 DeviceDecision decide(const std::vector<DeviceCard>& cards, const std::vector<int>& members) {
   DeviceDecision made;
   for (const DeviceCard& card : cards)
@@ -49,6 +55,7 @@ DeviceDecision decide(const std::vector<DeviceCard>& cards, const std::vector<in
       made.by_nccl[kind] = made.by_nccl[kind] || card.by_nccl[kind];
     }
   made.why_not = obstacle(cards, members);
+  made.is_by_settings = std::ranges::all_of(cards, excludes_nccl, &DeviceCard::through_host);
   return made;
 }
 

@@ -96,8 +96,7 @@ void DeviceGroup::close(bool forked) noexcept {
 bool DeviceGroup::takes(const std::string& name, Kind kind, DType dtype, const Reduction& reduction,
                         CudaDevice& device) {
   const bool through_host = options_.through_host[static_cast<size_t>(kind)];
-  const auto in_use = std::span(options_.through_host).first(static_cast<size_t>(Kind::Barrier));
-  if (!fits_nccl(kind, dtype, reduction) || std::ranges::all_of(in_use, std::identity())) return false;
+  if (!fits_nccl(kind, dtype, reduction) || excludes_nccl(options_.through_host)) return false;
   const std::lock_guard lock(mu_);
   if (decision_ && !decision_->uses_nccl(kind)) return false;
   if (device_ == nullptr) {
@@ -123,6 +122,7 @@ DeviceCard DeviceGroup::card() {
   DeviceCard card;
   card.through_host = options_.through_host;
   card.by_nccl = options_.by_nccl;
+  card.may_share = options_.may_share;
   card.process = own_process();
   const std::lock_guard lock(mu_);
   try {
@@ -142,7 +142,7 @@ void DeviceGroup::agree(World& world) {
   const std::vector<DeviceCard> cards = gathered(world, card(), size_);
   DeviceDecision decision = decide(cards, members_);
   if (decision.why_not.empty() && shares_process(cards, rank_)) device_->share_pool();
-  if (rank_ == 0 && !decision.why_not.empty())
+  if (rank_ == 0 && !decision.why_not.empty() && !decision.is_by_settings)
     warn("tensors on GPUs go through host memory, because ", decision.why_not,
          "; set HOROVOD_GPU_OPERATIONS=MPI to choose this route without a warning");
   const std::lock_guard lock(mu_);

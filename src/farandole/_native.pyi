@@ -87,6 +87,7 @@ class Engine:
         nccl_files: Sequence[str] = [],
         through_host: Sequence[str] = [],
         by_nccl: Sequence[str] = [],
+        may_share_gpu: bool = False,
     ) -> None: ...
     def start(
         self,

@@ -29,3 +29,8 @@ def connect_nccl_by(address: str) -> None:
 def kinds_by_route(config: Config, route: str) -> list[str]:
     """Return the kinds of operations on GPUs for which `config` sets `route`."""
     return [kind for kind in NAMES if getattr(config, f"gpu_{kind}", "") == route]
+
+
+def may_share_gpu() -> bool:
+    """Return whether NCCL's own variable allows several ranks on one GPU."""
+    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"

@@ -7,7 +7,7 @@ from farandole._native import Engine
 from farandole.config import Config
 from farandole.core.autotune.knobs import Knobs
 from farandole.core.wiring.connections import Connections
-from farandole.core.wiring.gpus import find_nccl, kinds_by_route
+from farandole.core.wiring.gpus import find_nccl, kinds_by_route, may_share_gpu
 
 
 def first_knobs(connections: Connections, config: Config) -> Knobs:
@@ -44,6 +44,7 @@ def start_engine(
             nccl_files=find_nccl(),
             through_host=kinds_by_route(config, "host"),
             by_nccl=kinds_by_route(config, "nccl"),
+            may_share_gpu=may_share_gpu(),
         )
         connections.settle()
     except BaseException as error:
