@@ -73,8 +73,13 @@ ENVIRONMENTS = {
     ),
     "torch": Environment(
         extras=("data", "torch"),
-        tests=("tests/conformance", "tests/ranks/test_torch_*.py", "tests/unit/torch"),
-        arguments=OTHERS,
+        tests=(
+            "tests/conformance",
+            "tests/ranks/test_torch_*.py",
+            "tests/system/test_torch_distributed.py",
+            "tests/unit/torch",
+        ),
+        arguments=("-k", "not numpy and not example"),  # the examples need more packages
     ),
     "mxnet": Environment(
         extras=("data", "mxnet"),
