@@ -1,4 +1,4 @@
-"""Collectives and training with CUDA tensors, compared with torch.distributed. It has not run on a GPU yet.
+"""Collectives and training with CUDA tensors, compared with torch.distributed.
 
     python bench/gpu.py [--full] [--rounds 5] [--part NAME]... [--dry]
 
