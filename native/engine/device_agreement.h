@@ -35,7 +35,7 @@ struct DeviceCard {
 struct DeviceDecision {
   std::array<bool, kKinds> through_host{};
   std::array<bool, kKinds> by_nccl{};
-  std::string why_not;           // why the ranks cannot use NCCL; empty if they can
+  std::string why_not;          // why the ranks cannot use NCCL; empty if they can
   bool is_by_settings = false;  // all ranks' settings exclude NCCL
 
   /// Returns an error if the settings require NCCL for `request` and the ranks cannot use it.

@@ -314,12 +314,12 @@ class FarandoleGroup(NamedGroup):
         """Wait until all ranks have called it."""
         return self._submitter.submit(Request(kinds.BARRIER, "barrier"), (), (None, None), [], _is_now(opts))
 
-    # The names that torch 2.12 and older call
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    alltoall_base = all_to_all_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    # The names that torch 2.12 and older call; its stubs have other arguments
+    _allgather_base = all_gather_single  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
     # Between two ranks
 
