@@ -6,7 +6,6 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <thread>
 #include <utility>

@@ -252,16 +252,18 @@ def sharing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 
-def take_gpu(rank: int) -> None:
-    """Make a GPU the current one. NCCL refuses two ranks of a host on one GPU, so each counts as a host."""
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    os.environ["NCCL_HOSTID"] = f"host of rank {rank}"
+def take_gpu(context: Context) -> None:
+    """Make a GPU the current one. NCCL refuses two ranks of a host on one GPU: each that shares counts as a host."""
+    gpus = torch.cuda.device_count()
+    torch.cuda.set_device(context.rank % gpus)
+    if gpus < context.size:
+        os.environ["NCCL_HOSTID"] = f"host of rank {context.rank}"
 
 
 def until_a_loss(context: Context) -> int:
     """Return who was lost; rank 1 is killed between two operations."""
     if ON_GPUS:
-        take_gpu(context.rank)
+        take_gpu(context)
     tensor = torch.ones(1 << 20, device="cuda" if ON_GPUS else "cpu")
     for step in range(10**6):
         if context.rank == 1 and step == 20:
@@ -284,7 +286,7 @@ def every_operation(context: Context) -> torch.Tensor:
     """Check all that NCCL runs, and train; the parameters."""
     rank, size = context.rank, context.size
     if ON_GPUS:
-        take_gpu(rank)
+        take_gpu(context)
     device = "cuda" if ON_GPUS else "cpu"
     total = size * (size + 1) // 2
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8):
