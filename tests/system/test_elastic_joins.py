@@ -12,7 +12,8 @@ pytestmark = pytest.mark.native
 
 SIZES = ("-np", "2", "--min-np", "1", "--max-np", "3")
 # A newcomer expects to be one of three. It leaves its process in a file, and waits for another file.
-PREPARING = """hvd.init()
+PREPARING = """
+hvd.init()
 if hvd.size() == 3 and not os.path.exists("go"):
     with open("new", "w") as file:
         file.write(f"{os.getpid()} {hvd.rank()} {hvd.local_rank()} {hvd.local_size()}")
@@ -47,9 +48,11 @@ def newcomer(job: Training) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("program", [TRAINING, pytest.param(TORCH_TRAINING, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("program", [TRAINING, TORCH_TRAINING], ids=["numpy", "torch"])
 def test_others_train_on_while_a_newcomer_prepares_itself(tmp_path: Path, program: str) -> None:
-    prepared = program.replace("hvd.init()\n", PREPARING)
+    # Also the optimizer of the job is made before.
+    where = "@elastic.run\n" if program == TORCH_TRAINING else "hvd.init()\n"
+    prepared = program.replace(where, f"{PREPARING}\n{where}")
     with training(tmp_path, *SIZES, *offer(tmp_path, 2), program=prepared) as job:
         job.checks_itself = program == TORCH_TRAINING
         job.wait(lambda: 2 in job.sizes(), "two ranks train")

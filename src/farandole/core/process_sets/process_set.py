@@ -184,6 +184,9 @@ def require_registered(process_set: ProcessSet, what: str) -> None:
     """Raise `InvalidRequest` if `process_set` is not registered; `what` is the name of the request."""
     if not isinstance(process_set, ProcessSet):
         raise InvalidRequest(what, f"process_set should be a ProcessSet, got {type(process_set).__name__}")
+    if isinstance(process_set, GlobalProcessSet):
+        default.rank()  # raises before `init()`; a newcomer need not take its place to make an optimizer
+        return
     default.membership()
     if process_set.process_set_id is None:
         raise InvalidRequest(
