@@ -1,37 +1,26 @@
 """Tensors in device memory by NCCL, over stand-ins for CUDA and NCCL whose work is late."""
 
-import ctypes
 import threading
 import time
-from functools import cache
 
 import numpy as np
 import pytest
 
 from farandole.config import Config
 from farandole.core.context import Context
-from farandole.core.wiring import start
 from farandole.errors import InvalidRequest
+from helpers import stand_in_nccl
 from helpers.device_arrays import DeviceArray, ExchangeArray, ProtocolArray, binding_of, current_stream
 from helpers.ranks import run_ranks
-from helpers.stand_in_cuda import built, load
+from helpers.stand_in_cuda import load
 
 every_kind = pytest.mark.parametrize("kind", [ProtocolArray, ExchangeArray], ids=lambda kind: kind.__name__)
 LENGTHS = (1, 1000, 60_001)
-# Not NCCL's own name: the library stays in this process, and only the tests that name its file shall find it.
-NAME = "libstand_in_nccl.so.2"
-
-
-@cache
-def nccl() -> ctypes.CDLL:
-    load()
-    return ctypes.CDLL(str(built("stand_in_nccl", NAME)))
 
 
 @pytest.fixture(autouse=True)
 def by_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    nccl()
-    monkeypatch.setattr(start, "find_nccl", lambda: [str(built("stand_in_nccl", NAME))])
+    stand_in_nccl.choose(monkeypatch)
 
 
 def values_of(rank: int, length: int) -> np.ndarray:
@@ -71,10 +60,10 @@ def test_every_operation(kind: type[DeviceArray], size: int) -> None:
         for result, count in zip(hvd.grouped_allreduce(group, op=hvd.Sum), LENGTHS, strict=True):
             np.testing.assert_array_equal(result.read(), sum(values_of(each, count) for each in range(size)))
 
-    run = nccl().stand_in_nccl_run()
+    run = stand_in_nccl.load().stand_in_nccl_run()
     run_ranks(size, body)
-    assert nccl().stand_in_nccl_run() > run
-    assert nccl().stand_in_nccl_mismatches() == nccl().stand_in_nccl_strays() == 0
+    assert stand_in_nccl.load().stand_in_nccl_run() > run
+    assert stand_in_nccl.load().stand_in_nccl_mismatches() == stand_in_nccl.load().stand_in_nccl_strays() == 0
     assert load().stand_in_error() == 0
 
 
@@ -165,9 +154,9 @@ def test_two_ranks_on_one_gpu(route: str) -> None:
             np.testing.assert_array_equal(hvd.allreduce(mine, op=hvd.Sum).read(), np.full(9, 2))
         np.testing.assert_array_equal(hvd.broadcast(mine, 1).read(), np.ones(9))
 
-    run = nccl().stand_in_nccl_run()
+    run = stand_in_nccl.load().stand_in_nccl_run()
     run_ranks(2, body, config=Config(gpu_allreduce=route))
-    assert nccl().stand_in_nccl_run() == run
+    assert stand_in_nccl.load().stand_in_nccl_run() == run
 
 
 def test_an_operation_that_never_ends_is_ended_by_a_failure() -> None:
@@ -179,12 +168,12 @@ def test_an_operation_that_never_ends_is_ended_by_a_failure() -> None:
         mine = ProtocolArray.of(np.ones(9, np.float32), context.rank)
         hvd.allreduce_(mine, op=hvd.Sum, name="x").read()
         together.wait()  # the first one has ended on both ranks
-        nccl().stand_in_nccl_stuck(1)
+        stand_in_nccl.load().stand_in_nccl_stuck(1)
         handle = hvd.allreduce_async_(mine, op=hvd.Sum, name="x")
         time.sleep(0.05)
         assert not hvd.poll(handle)
         together.wait()  # nothing breaks before both have looked
-        nccl().stand_in_nccl_break(6)
+        stand_in_nccl.load().stand_in_nccl_break(6)
         with pytest.raises(Exception) as caught:
             hvd.synchronize(handle)
         return type(caught.value).__name__
@@ -192,5 +181,5 @@ def test_an_operation_that_never_ends_is_ended_by_a_failure() -> None:
     try:
         assert set(run_ranks(2, body)) <= {"FabricError", "PeerLost"}
     finally:
-        nccl().stand_in_nccl_stuck(0)
-        nccl().stand_in_nccl_break(0)
+        stand_in_nccl.load().stand_in_nccl_stuck(0)
+        stand_in_nccl.load().stand_in_nccl_break(0)

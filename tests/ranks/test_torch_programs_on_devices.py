@@ -1,8 +1,6 @@
 """What programs of Horovod do with CUDA tensors of PyTorch, over stand-ins for CUDA and NCCL whose work is late."""
 
-import ctypes
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -14,11 +12,10 @@ import torch
 import farandole.torch as hvd
 from farandole.config import Config
 from farandole.core.context import Context
-from farandole.core.wiring import start
 from farandole.torch import state
+from helpers import stand_in_nccl
 from helpers.device_tensors import DeviceTensor
 from helpers.ranks import run_ranks
-from helpers.stand_in_cuda import built, load
 
 SIZE = 2
 BY_HOST = Config(
@@ -26,22 +23,15 @@ BY_HOST = Config(
 )
 
 
-@cache
-def nccl() -> ctypes.CDLL:
-    load()
-    return ctypes.CDLL(str(built("stand_in_nccl", "libstand_in_nccl.so.2")))
-
-
 @pytest.fixture(params=["nccl", "host"])
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Context], None]], None]:
     """Return the function that runs a body on ranks which have a GPU each, by NCCL or through host memory."""
-    nccl()
-    monkeypatch.setattr(start, "find_nccl", lambda: [str(built("stand_in_nccl", "libstand_in_nccl.so.2"))])
+    stand_in_nccl.choose(monkeypatch)
 
     def run(body: Callable[[Context], None]) -> None:
-        before = nccl().stand_in_nccl_run()
+        before = stand_in_nccl.load().stand_in_nccl_run()
         run_ranks(SIZE, body, config=Config() if request.param == "nccl" else BY_HOST)
-        assert (nccl().stand_in_nccl_run() > before) == (request.param == "nccl")
+        assert (stand_in_nccl.load().stand_in_nccl_run() > before) == (request.param == "nccl")
 
     return run
 
@@ -118,6 +108,6 @@ def test_a_state_dict_reaches_the_others(run: Any) -> None:
 def test_the_state_of_an_optimizer_comes_to_the_parameters_device() -> None:
     """Also if the program has not made it the current one."""
     parameters = [torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(DeviceTensor.of(torch.ones(1), 1))]
-    load()
+    stand_in_nccl.load()
     found = state._devices_by_type(torch.optim.SGD(parameters, lr=0.1))
     assert found == {"cpu": torch.device("cpu"), "cuda": torch.device("cuda", 1)}
