@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <optional>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "transport/shm_link.h"
@@ -90,8 +89,6 @@ EngineOptions EngineOptions::fitted_to(const Wiring& wiring) const {
   fitted.spin = std::min<std::chrono::nanoseconds>(spin, std::chrono::microseconds(2));
   return fitted;
 }
-
-bool Wiring::has_spare_cores() const { return local_ranks.size() <= std::thread::hardware_concurrency(); }
 
 bool Wiring::exchanges_well() const {
   const size_t used = std::set(hosts.begin(), hosts.end()).size();

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/descriptor.h"
@@ -35,6 +36,7 @@ struct Wiring {
   std::vector<int> members{};        // of a process set: the job's numbers of its ranks
   std::string process_set{};         // the set's name
   std::shared_ptr<Fabric> fabric{};  // carries the data, if given; there are no data sockets then
+  unsigned cores = std::thread::hardware_concurrency();  // that the ranks of this host may keep busy, the same on all
 
   /// Throw Error (Internal) unless the fields are consistent.
   void validate() const;
@@ -42,7 +44,8 @@ struct Wiring {
   /// Return whether this rank is the coordinator.
   [[nodiscard]] bool is_coordinator() const { return rank == 0; }
   [[nodiscard]] bool is_one_host() const { return local_ranks.size() == hosts.size(); }
-  [[nodiscard]] bool has_spare_cores() const;  // a core for each rank of this host
+  /// Return whether each rank of this host has a core.
+  [[nodiscard]] bool has_spare_cores() const { return local_ranks.size() <= cores; }
   /// Return whether an exchange between all ranks moves no more bytes between hosts than any other algorithm: few
   /// ranks, all on one host or each on a host of its own.
   [[nodiscard]] bool exchanges_well() const;

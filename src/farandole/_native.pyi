@@ -74,6 +74,7 @@ class Engine:
         remotes: Sequence[tuple[int, int, int, int]],
         hosts: Sequence[int],
         parents: Sequence[int],
+        cores: int,
         knobs: Knobs,
         cache_capacity: int,
         spin: float,

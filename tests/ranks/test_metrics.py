@@ -3,6 +3,7 @@
 import time
 
 import numpy as np
+import pytest
 
 import farandole.numpy as hvd
 from farandole.core.context import Context
@@ -30,6 +31,23 @@ def test_totals() -> None:
         assert after["agreed_in_full"] == 6  # five members and the broadcast, for the first time
         assert after["agreed_in_lane"] + after["agreed_by_number"] == 10
         assert after["timeline_dropped"] == 0
+
+
+@pytest.mark.parametrize("usable", [{0}, {0, 1}], ids=["shared", "own"])
+def test_ranks_that_share_a_core_do_not_spin_for_one_another(monkeypatch: pytest.MonkeyPatch, usable: set[int]) -> None:
+    """In the lane they would."""
+
+    def body(context: Context) -> float:
+        with use(context):
+            mine = np.ones(1)
+            for _ in range(10_000):
+                hvd.allreduce_(mine, name="x", op=hvd.Max)
+                if usable != {0} and hvd.metrics()["agreed_in_lane"] > 0:
+                    break  # the other rank cannot be behind: it was in the same round
+            return hvd.metrics()["agreed_in_lane"]
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: usable)
+    assert [count > 0 for count in run_ranks(2, body)] == [usable != {0}] * 2
 
 
 def test_who_is_early_waits() -> None:

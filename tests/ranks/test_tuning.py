@@ -89,7 +89,7 @@ def test_ranks_that_share_cores_take_larger_chunks(
             )
             return hvd.metrics()["slot_bytes"]
 
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
     assert run_ranks(3, body, config=Config.from_environment(given)) == [expected] * 3
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.launch.cores import available_cores
+from farandole.cores import available_cores
 from system.launched import PATIENCE, REAPED, command, farandole, launched
 
 # Each rank and a daemon of it in a session of its own leave their process ids; then the rank sleeps.

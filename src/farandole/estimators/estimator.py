@@ -15,6 +15,7 @@ from pyspark.ml.param import Param
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from farandole.cores import available_cores
 from farandole.errors import ConfigError
 from farandole.estimators.backend import Backend, SparkBackend
 from farandole.estimators.feed import Feed, plan_feed, plan_transformed_feed, quoted
@@ -29,7 +30,6 @@ from farandole.estimators.trainers.run import RunPlan
 from farandole.estimators.trainers.transformation import Transformation
 from farandole.estimators.training_job import run_on_backend, run_training_job
 from farandole.estimators.transformer import DataFrameModel
-from farandole.launch.cores import available_cores
 from farandole.launch.environment import without_torch
 from farandole.spark.jobs.session import active_session
 from farandole.spark.jobs.slots import all_slots

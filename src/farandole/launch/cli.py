@@ -17,12 +17,12 @@ from typing import NamedTuple, NoReturn
 
 import farandole
 from farandole.config import Config
+from farandole.cores import available_cores
 from farandole.errors import ConfigError, HostsError, SlotsError
 from farandole.launch.attempts import Attempts
 from farandole.launch.backend import Command
 from farandole.launch.backends import choose_backend, find_site, named_hosts, variables_of_ranks
 from farandole.launch.backends.ssh import Ssh
-from farandole.launch.cores import available_cores
 from farandole.launch.elastic.job import ElasticJob
 from farandole.launch.elastic.options import Elastic, add_elastic_options
 from farandole.launch.environment import refuse_mpi, with_settings

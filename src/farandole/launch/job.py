@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
+from farandole.cores import share_of, threads_per_rank
 from farandole.errors import ConfigError
 from farandole.launch.backend import Agent, Assignment, Backend, Binding, OnLine, Rank, Task, check_binding
 from farandole.launch.backends.local import LocalBackend
-from farandole.launch.cores import share_of, threads_per_rank
 from farandole.launch.environment import wants_torch
 from farandole.launch.failures import Failure, culprit
 from farandole.launch.hosts import fill_slots

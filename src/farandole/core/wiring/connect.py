@@ -24,6 +24,7 @@ from farandole.core.wiring.gpus import connect_nccl_by
 from farandole.core.wiring.listeners import listen_tcp, listen_unix, unix_name
 from farandole.core.wiring.own_address import own_address
 from farandole.core.wiring.peers import Arrivals, connect_to, reaching, report_missing
+from farandole.cores import UsableCores, cores_of_all
 from farandole.errors import RendezvousError
 from farandole.meeting.addresses import join_address
 from farandole.meeting.frames import Deadline, decode, encode
@@ -44,7 +45,9 @@ class _Card:
     flat: bool  # connect all ranks of all hosts, even for a grid
     slot_bytes: int  # that the segment has room for
     chunk: int  # bytes of a slot that operations use at first
-    cores: int  # of the host; 0: the chunk is the user's choice
+    is_chunk_chosen: bool  # by the user
+    # The rank's own.
+    cores: UsableCores
     offer: Offer  # of a fabric
 
 
@@ -89,8 +92,8 @@ def connect(
         deadline.checks += [arrivals.require_none_lost, *([require_alive] if require_alive else [])]
         address = tcp.getsockname()
         where = host or host_identity(), unix_name(unix), join_address(address[0], address[1])
-        cores = (os.cpu_count() or 0) if config.leaves_free("slot_bytes") else 0
-        mine = _Card(*where, *_room_to_tune(rendezvous, config), config.slot_bytes, cores, offered)
+        chunk = config.slot_bytes, not config.leaves_free("slot_bytes")
+        mine = _Card(*where, *_room_to_tune(rendezvous, config), *chunk, UsableCores.of_this_thread(), offered)
         payloads, lifeline = rendezvous.allgather_and_watch(encode(mine), arrivals.lose, timeout=config.start_timeout)
         try:
             cards = [decode(payload, _Card) for payload in payloads]
@@ -121,15 +124,20 @@ def _room_to_tune(rendezvous: Rendezvous, config: Config) -> tuple[bool, int]:
     return flat, LARGEST_SLOT if tunes and config.leaves_free("slot_bytes") else config.slot_bytes
 
 
-def _chunk(first: _Card, topology: Topology) -> int:
-    """Return the bytes of a slot that operations use at first, by the card of rank 0.
+def _chunk(cards: list[_Card]) -> int:
+    """Return the bytes of a slot that operations use at first, as rank 0's host needs them.
 
-    Where that rank's host has fewer cores than ranks the chunks are larger, because each may cost a wait for a core."""
-    ranks = topology.hosts.count(first.host)
-    crowded = 0 < first.cores < ranks
-    return (
-        max(first.chunk, min(LARGEST_SLOT, 1 << (CROWDED_STRIPE // ranks).bit_length() - 1)) if crowded else first.chunk
-    )
+    If its ranks have fewer cores, the chunks are larger, because each may cost a wait for a core."""
+    first = cards[0]
+    ranks = sum(card.host == first.host for card in cards)
+    if first.is_chunk_chosen or _cores(cards, first.host) >= ranks:
+        return first.chunk
+    return max(first.chunk, min(LARGEST_SLOT, 1 << (CROWDED_STRIPE // ranks).bit_length() - 1))
+
+
+def _cores(cards: list[_Card], host: str) -> int:
+    """Return how many cores the ranks of a host may keep busy."""
+    return cores_of_all(card.cores for card in cards if card.host == host)
 
 
 class _Connector:
@@ -146,12 +154,12 @@ class _Connector:
     ) -> None:
         self._rendezvous, self._topology, self._cards = rendezvous, topology, cards
         self._arrivals, self._deadline, self._transfers = arrivals, deadline, transfers
-        self._chunk = _chunk(cards[0], topology)
+        self._chunk, self._cores = _chunk(cards), _cores(cards, topology.hosts[topology.rank])
 
     def connect(self, fabric: Fabric | None) -> Connections:
         """Share the segment of this host, connect to ranks of other hosts, and over the fabric that all have chosen."""
         segment, companions = self._share_segment()
-        connections = Connections(self._topology, segment, self._deadline, self._chunk, companions=companions)
+        connections = Connections(self._topology, segment, self._deadline, self._chunk, self._cores, companions)
         offers, hosts = [card.offer for card in self._cards], self._topology.hosts
         try:
             connections.fabric_name = decide(offers, hosts)
@@ -180,7 +188,7 @@ class _Connector:
             with self._reaching(leader), self._dialed(name, "segment", leader) as sock:
                 segment = _receive_segment(sock, self._deadline)
                 return segment, {leader: sock.dup()}
-        connections = Connections(topology, self._make_segment(), self._deadline, self._chunk)
+        connections = Connections(topology, self._make_segment(), self._deadline, self._chunk, self._cores)
         expected = {(peer, "segment") for peer in others}
         try:
             while expected:

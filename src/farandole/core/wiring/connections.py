@@ -32,9 +32,10 @@ class Connections:
     segment: Segment
     deadline: Deadline
     chunk: int  # bytes of a slot of the segment that operations use at first
+    cores: int  # that the ranks of this host may keep busy
+    companions: dict[int, socket.socket] = field(default_factory=dict)
     # (peer, control, data and transfers descriptor, or -1)
     remotes: list[tuple[int, int, int, int]] = field(default_factory=list)
-    companions: dict[int, socket.socket] = field(default_factory=dict)
     fabric_name: str = ""  # of the fabric that the ranks have chosen; "" for their own transport
     fabric: Fabric | None = None  # transfers the data instead of sockets and the segment
     lifeline: Lifeline | None = None  # reports this rank's death to ranks of other hosts, until `settle`

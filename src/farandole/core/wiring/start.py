@@ -29,6 +29,7 @@ def start_engine(
             size=connections.topology.size,
             local_ranks=list(connections.topology.local_ranks),
             segment=connections.segment,
+            cores=connections.cores,
             remotes=connections.remotes,
             parents=connections.topology.control_parents,
             hosts=connections.topology.host_numbers,

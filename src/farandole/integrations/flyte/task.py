@@ -18,6 +18,7 @@ from flytekitplugins.kfmpi import Launcher, MPIJob, RestartPolicy, RunPolicy, Wo
 from flytekitplugins.kfmpi.task import MPIFunctionTask
 
 from farandole.config import Config
+from farandole.cores import available_cores
 from farandole.errors import ConfigError
 from farandole.integrations.flyte.ranks import (
     FlyteCall,
@@ -32,7 +33,6 @@ from farandole.launch.backends import reach, variables_of_ranks
 from farandole.launch.backends.local import LocalBackend
 from farandole.launch.backends.mpi_operator import OperatorJob
 from farandole.launch.backends.ssh import Ssh
-from farandole.launch.cores import available_cores
 from farandole.launch.environment import with_settings
 from farandole.launch.job import open_job
 from farandole.launch.output import Output

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeAlias
 
+from farandole.cores import available_cores
 from farandole.launch.backend import Agent, Assignment, Call, Host, OnEnd, OnLine, Rank, Task
 from farandole.launch.calls import RankCall
 from farandole.launch.channel import Orders
-from farandole.launch.cores import available_cores
 from farandole.launch.failures import exit_failure
 from farandole.launch.processes import RankProcess
 from farandole.launch.reserved import ReservedPort

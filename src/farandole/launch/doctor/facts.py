@@ -16,7 +16,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from farandole.launch.cores import available_cores
+from farandole.cores import available_cores
 from farandole.launch.doctor.libraries import LIBRARIES
 from farandole.launch.installed import installed_version, program_path
 from farandole.meeting.launched.interconnects import find_interconnects

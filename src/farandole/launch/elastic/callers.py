@@ -12,12 +12,12 @@ from dataclasses import replace
 from datetime import timedelta
 
 from farandole.closing import Closing
+from farandole.cores import threads_per_rank
 from farandole.errors import RendezvousError, SlotsTimeout
 from farandole.launch.agent import serve
 from farandole.launch.backend import Agent, Assignment, Host, OnEnd, OnLine, Rank, Task
 from farandole.launch.backends.local import LocalAgent
 from farandole.launch.backends.remote import RemoteAgent
-from farandole.launch.cores import threads_per_rank
 from farandole.meeting.acceptor import AcceptingThread, Acceptor, Admitted, listen
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline

@@ -12,8 +12,8 @@ from datetime import timedelta
 from ipaddress import ip_address
 from typing import TypedDict
 
+from farandole.cores import threads_per_rank
 from farandole.launch.backend import Assignment, Backend, Host, OnLine, Rank, Task
-from farandole.launch.cores import threads_per_rank
 from farandole.launch.elastic.hosts import Agents, Found, HostDiscovery, Opened, OpenedAgent, Watch, log_hosts
 from farandole.launch.elastic.joining import Adopted, Record, end_without_launcher
 from farandole.launch.elastic.members import Came, Left, Members, Returned

@@ -18,10 +18,10 @@ import pyarrow as pa
 from pyspark import BarrierTaskContext
 
 from farandole.config import Config
+from farandole.cores import available_cores, threads_per_rank
 from farandole.errors import ConfigError
 from farandole.launch.calls import RankCall
 from farandole.launch.channel import Orders
-from farandole.launch.cores import available_cores, threads_per_rank
 from farandole.launch.environment import wants_torch
 from farandole.launch.failures import Failure, culprit, to_payload
 from farandole.launch.reserved import ReservedPort
