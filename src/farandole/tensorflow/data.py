@@ -80,7 +80,13 @@ def make_petastorm_dataset(reader: Reader) -> tf.data.Dataset:
     Each iteration is a pass over all epochs of the reader from the first row, even if the last one was left early.
     Raises the errors of `make_dataset`."""
     dataset = make_batched_dataset(reader, None)
-    return dataset if reader.batched_output else dataset.unbatch()
+    return dataset if reader.batched_output else split_into_rows(dataset)
+
+
+def split_into_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a dataset of the rows of a dataset of batches, for columns of any shape."""
+    # TensorFlow's `unbatch` (2.21) ends the process by SIGSEGV where a row is an array of length 0.
+    return dataset.flat_map(tf.data.Dataset.from_tensor_slices)
 
 
 def make_batched_dataset(reader: Reader, batch_size: int | None) -> tf.data.Dataset:

@@ -16,6 +16,7 @@ pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import farandole.numpy as hvd
 from farandole.core.context import Context
@@ -269,6 +270,14 @@ def test_readers_become_datasets_of_named_tuples(folder: str, make: Any) -> None
                 assert steps == [[row] * (row % 3) for row in rows]
                 seen += rows
             assert Counter(seen) == Counter([*range(ROWS)] * 2)
+
+
+def test_rows_of_empty_lists(tmp_path: Path) -> None:
+    lists = pa.array([[], [], []], pa.list_(pa.int32()))
+    pq.write_table(pa.table({"row": [0, 1, 2], "empty": lists}), tmp_path / "rows.parquet")
+    with make_reader(str(tmp_path), ["row", "empty"], num_epochs=2) as reader:
+        shapes = [(int(each.row), each.empty.shape) for each in make_petastorm_dataset(reader)]
+    assert Counter(shapes) == Counter([(row, (0,)) for row in range(3)] * 2)
 
 
 @pytest.mark.parametrize("make", [make_reader, make_batch_reader])

@@ -123,12 +123,12 @@ class SparkDatasetConverter:
         The other arguments are those of `make_torch_dataloader`. The reader already shuffles rows and reads ahead;
         `shuffling_queue_capacity` adds a buffer of so many rows, `prefetch` one of so many batches."""
         # Imported here, as torch's loader above.
-        from farandole.tensorflow.data import make_batched_dataset
+        from farandole.tensorflow.data import make_batched_dataset, split_into_rows
 
         with self._read(num_epochs, workers_count, petastorm_reader_kwargs) as reader:
             rows = 32 if batch_size is None else batch_size
             if shuffling_queue_capacity:
-                mixed = make_batched_dataset(reader, None).unbatch()
+                mixed = split_into_rows(make_batched_dataset(reader, None))
                 dataset = mixed.shuffle(shuffling_queue_capacity).batch(rows)
             else:
                 dataset = make_batched_dataset(reader, rows)
