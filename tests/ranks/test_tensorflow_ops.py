@@ -255,6 +255,8 @@ def test_a_disagreement_names_the_ranks_and_the_tensor(mode: str) -> None:
         (lambda x: hvd.broadcast(x, 7), "invalid root rank 7"),
         (lambda x: hvd.alltoall(x, splits=[1, 2, 3]), "splits holds 3 numbers for 1 ranks"),
         (lambda x: hvd.alltoall(x, splits=[9]), "more than the first dimension"),
+        (lambda x: hvd.alltoall(x, splits=[1.5]), "splits must be integers, got float32"),
+        (lambda x: hvd.alltoall(x, splits=tf.constant([2**32 + 1], tf.int64)), "more than the first dimension"),
         (lambda x: hvd.allgather(x[0]), "at least one dimension"),
         (lambda x: hvd.allreduce(tf.cast(x, tf.int32), op=hvd.Adasum), "Adasum combines floating-point"),
         (lambda x: hvd.reducescatter(x, op=hvd.Max), "Average and Sum only"),

@@ -178,8 +178,7 @@ def alltoall(
     from each rank."""
     tensor = tf.convert_to_tensor(tensor)
     wire, at = _ask("alltoall", name, [tensor], process_set, ignore_name_scope)
-    shares = tf.cast([] if splits is None else splits, tf.int32)
-    received, counts = nodes.alltoall(tensor, shares, wire, at)
+    received, counts = nodes.alltoall(tensor, _whole_numbers([] if splits is None else splits, wire), wire, at)
     return received if splits is None else (received, counts)
 
 
@@ -262,6 +261,14 @@ def _place_of(root_rank: int, wire: str, process_set: ProcessSet) -> int:
         return membership_of(process_set, wire).place_of(root_rank, wire)
     except InvalidRequest as error:
         raise _refused(error) from None
+
+
+def _whole_numbers(splits: object, wire: str) -> Dense:
+    """Return `splits` as int32; a number that does not fit becomes the nearest one, which the operation refuses."""
+    given = tf.convert_to_tensor(splits, dtype_hint=tf.int32)
+    if not given.dtype.is_integer:
+        raise _refused(InvalidRequest(wire, f"splits must be integers, got {given.dtype.name}"))
+    return tf.saturate_cast(given, tf.int32)
 
 
 def _refused(error: InvalidRequest) -> Exception:
