@@ -194,6 +194,14 @@ def test_the_second_derivative_of_a_reducescatter(mode: str) -> None:
         np.testing.assert_allclose(got, (2 * 6 * total) * 2 * (2 * 2 * 3 * total**2), rtol=1e-5)
 
 
+def test_random_keys_in_a_program() -> None:
+    def body(context: Context) -> Any:
+        return values(jax.random.key_data(jax.jit(lambda key: hvd.broadcast(key, 1))(jax.random.key(context.rank))))
+
+    for got in run_ranks(2, body):
+        np.testing.assert_array_equal(got, [0, 1])
+
+
 def test_a_batch_and_a_loop() -> None:
     def body(context: Context) -> Any:
         x = jnp.arange(6.0).reshape(2, 3) + context.rank
@@ -252,6 +260,10 @@ def test_errors() -> None:
             jax.jit(lambda x: hvd.alltoall(x, splits=[1, 1]))(jnp.ones(2))
         with pytest.raises(InvalidRequest, match="complex64 is not supported"):
             hvd.allreduce(jnp.ones(2, jnp.complex64))
+        with pytest.raises(InvalidRequest, match=r"'allreduce\.z': dtype complex64 is not supported"):
+            jax.jit(lambda x: hvd.allreduce(x, name="z"))(jnp.ones(2, jnp.complex64))
+        with pytest.raises(OverflowError, match="3000000000 to 3000000000 do not fit into int32; set jax_enable_x64"):
+            hvd.allreduce(np.array([3_000_000_000]), op=hvd.Sum)
         with pytest.raises(NotImplementedError, match="Adasum has no gradient"):
             jax.grad(lambda x: hvd.allreduce(x, op=hvd.Adasum).sum())(jnp.ones(2))
         # The job goes on.

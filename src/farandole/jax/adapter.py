@@ -58,11 +58,7 @@ class JaxAdapter:
 
     def refusal(self, tensor: Array) -> str | None:
         """Return why the engine cannot use the array, or None."""
-        if elsewhere := _elsewhere(tensor):
-            return elsewhere
-        if tensor.dtype.name not in _DTYPES:
-            return f"dtype {tensor.dtype} is not supported; use one of {', '.join(sorted(_DTYPES))}"
-        return None
+        return _elsewhere(tensor) or unsupported(tensor)
 
     def dense(self, tensor: Array, name: str, write: bool) -> Array:
         """Return the array, or a copy in row-major order if it has another layout."""
@@ -109,6 +105,13 @@ class JaxAdapter:
     def cast(self, tensor: Array, dtype: object) -> Array:
         """Return the array in `dtype`; differentiable."""
         return tensor.astype(dtype)  # type: ignore[arg-type]  # the dtype came from `dtype` above
+
+
+def unsupported(tensor: Array) -> str | None:
+    """Return why the engine cannot use the dtype of an array or a tracer, or None."""
+    if tensor.dtype.name in _DTYPES:
+        return None
+    return f"dtype {tensor.dtype} is not supported; use one of {', '.join(sorted(_DTYPES))}"
 
 
 def _elsewhere(tensor: Array) -> str | None:

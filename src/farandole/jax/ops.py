@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from farandole.core.operations.compression import (
     BrainCompression,
@@ -170,4 +171,12 @@ def grouped_reducescatter(
 
 
 def _array(given: object) -> Array:
-    return given if isinstance(given, jax.Array) else jnp.asarray(given)
+    """Return `given` as an array of JAX; raises `OverflowError` for integers that its dtype there does not hold."""
+    if isinstance(given, jax.Array):
+        return given
+    array = jnp.asarray(given)
+    held = np.asarray(given)
+    # JAX makes 32 bits of 64 without a word, unless jax_enable_x64 is set.
+    if held.dtype.kind in "iu" and held.dtype != array.dtype and not np.array_equal(held, np.asarray(array)):
+        raise OverflowError(f"{held.min()} to {held.max()} do not fit into {array.dtype}; set jax_enable_x64")
+    return array

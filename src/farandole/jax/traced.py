@@ -16,7 +16,7 @@ from farandole.core.operations import kinds
 from farandole.core.operations.reduction import Adasum
 from farandole.core.process_sets.process_set import membership_of
 from farandole.errors import InvalidRequest
-from farandole.jax.adapter import Array
+from farandole.jax.adapter import Array, unsupported
 from farandole.jax.plugin import register
 from farandole.jax.traced_request import TracedRequest
 
@@ -52,9 +52,13 @@ def traced_name(name: str | None) -> str | None:
 def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
     """Add the operation to the program. It runs with the program, even if its results are not used.
 
-    Raises `InvalidRequest` if the shape of a result is not known at this point."""
+    Raises `InvalidRequest` for an unsupported dtype, and if the shape of a result is not known at this point."""
     request, (rank_id, process_set) = traced.request, traced.at
     wire = f"{request.stem}.{request.name}" if request.name is not None else f"{request.stem}.unnamed."
+    for tensor in tensors:
+        # XLA sees random keys as the integers that they are made of.
+        if not jnp.issubdtype(tensor.dtype, jax.dtypes.extended) and (refusal := unsupported(tensor)):
+            raise InvalidRequest(wire, refusal)
     membership = membership_of(request.process_set, wire)
     root = membership.place_of(request.root, wire) if request.kind in kinds.ROOTED else 0
     op, prescale, postscale = request.reduction
