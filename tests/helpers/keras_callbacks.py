@@ -124,6 +124,34 @@ def check_metrics_are_those_of_all_ranks(rank: int, size: int) -> None:
     assert_same(as_horovod["val_mae"], [float(np.mean(hvd.allgather(np.array([own]))))] * 2)
 
 
+def check_metrics_of_several_outputs(rank: int, size: int) -> None:
+    """Ranks with different numbers of rows report the metrics of each output as one process with all rows does."""
+
+    def fitted(optimizer: Any, mine: slice, *callbacks: Any) -> Any:
+        inputs, targets = (each[mine] for each in rows())
+        weights = {"a": np.arange(1.0, 13.0)[mine], "b": np.arange(12.0, 0.0, -1.0)[mine]}
+        both = build()
+        other = keras.layers.Dense(2, name="b", kernel_initializer="ones")(both.layers[0].output)
+        outputs = {"a": both.layers[-1].output, "b": other}
+        model = keras.Model(both.inputs, outputs)
+        root = keras.metrics.RootMeanSquaredError(name="root")
+        metrics = {"metrics": {"a": ["mae", root], "b": "mae"}, "weighted_metrics": {"b": "mae"}}
+        model.compile(optimizer, {"a": "mse", "b": "mae"}, **metrics)
+        settings: dict[str, Any] = {"batch_size": 12, "verbose": 0, "callbacks": callbacks}
+        values = {"a": targets, "b": -targets}
+        held = (inputs[::2], {name: each[::2] for name, each in values.items()})
+        model.fit(inputs, values, sample_weight=weights, validation_data=held, **settings)
+        return {name: value[0] for name, value in model.history.history.items()}
+
+    want = fitted(keras.optimizers.SGD(0.0), slice(12))
+    mine = slice(0, 8) if rank == 0 else slice(8, 12)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.0))
+    got = fitted(optimizer, mine, hvd.callbacks.MetricAverageCallback())
+    assert got.keys() == want.keys() and {"a_root", "b_weighted_mae", "a_loss", "val_a_root"} <= got.keys(), got
+    for name, value in want.items():
+        assert_same(got[name], value)
+
+
 def check_warm_up(rank: int, size: int) -> None:
     """Warm-up equals a simulation of momentum SGD with the momentum corrected for one step when the rate changes."""
     inputs, targets = rows()

@@ -14,9 +14,10 @@ from farandole.keras.generation import generation_of
 class MetricAverageCallback(Callback):
     """Replaces the metrics of an epoch, including those of validation, with their mean over the samples of all ranks.
 
-    A metric that is a mean counts for each rank as the samples, or weights of samples, that it has seen there. Others,
-    such as AUC, count as the samples of the loss. Where Keras has counted none, as with a train_step that returns
-    values of its own, and with `weighted=False`, as in Horovod, all ranks count alike.
+    A metric that is a mean, or the root of one, counts for each rank as the samples, or weights of samples, that it has
+    seen there. Others, such as AUC, and the losses of single outputs count as the samples of the loss. Where Keras has
+    counted none, as with a train_step that returns values of its own, and with `weighted=False`, as in Horovod, all
+    ranks count alike.
 
     Callbacks after it in `fit`'s list see the average, callbacks before it the rank's own values. `device` is an
     argument of Horovod's and is ignored."""
@@ -53,18 +54,42 @@ class MetricAverageCallback(Callback):
                 raise ValueError(
                     f"rank {rank} has other metrics than this one ({differing}): compile, and validate, on all alike"
                 )
+        root = generation_of(self.model).library.metrics.RootMeanSquaredError
+        roots = {name for name, mean in self._means().items() if isinstance(mean, root)}
         for name in mine:
             values, weights = zip(*(theirs[name] for theirs in every), strict=True)
-            logs[name] = float(np.average(values, weights=weights if self._weighted and any(weights) else None))
+            if not (self._weighted and any(weights)):
+                logs[name] = float(np.mean(values))
+            elif name.removeprefix("val_") in roots:
+                logs[name] = float(np.sqrt(np.average(np.square(values), weights=weights)))
+            else:
+                logs[name] = float(np.average(values, weights=weights))
 
     def _counts(self) -> dict[str, float]:
         """Return the samples that the model's means have counted since the last reset of its metrics, by name."""
-        kind, counts = generation_of(self.model).library.metrics.Mean, dict[str, float]()
+        return {name: float(keras.ops.convert_to_numpy(mean.count)) for name, mean in self._means().items()}
+
+    def _means(self) -> dict[str, keras.metrics.Mean]:
+        """Return the model's metrics that are means, by their names in the logs."""
+        kind, means = generation_of(self.model).library.metrics.Mean, dict[str, keras.metrics.Mean]()
+        # On TensorFlow, Keras 3 counts batches, not samples, for the losses of single outputs.
+        losses = [id(each) for each in getattr(getattr(self.model, "_compile_loss", None), "metrics", ())]
         for metric in self.model.metrics:
-            for each in getattr(metric, "metrics", None) or [metric]:  # Keras 3 has those of compile() in one metric
-                if isinstance(each, kind):
-                    counts.setdefault(each.name, float(keras.ops.convert_to_numpy(each.count)))
-        return counts
+            for name, each in _named(metric):
+                if isinstance(each, kind) and id(each) not in losses:
+                    means.setdefault(name, each)
+        return means
+
+
+def _named(metric: keras.metrics.Metric) -> list[tuple[str, keras.metrics.Metric]]:
+    """Return the metrics within `metric` by their names in the logs: Keras 3 has those of compile() in one metric."""
+    held = getattr(metric, "metrics", None)
+    if not held:
+        return [(metric.name, metric)]
+    # The names in the logs begin with the output's, or with "weighted". Both lists have the same order.
+    results = metric.result()
+    names = list(results) if isinstance(results, dict) and len(results) == len(held) else [each.name for each in held]
+    return list(zip(names, held, strict=True))
 
 
 def _is_number(value: object) -> bool:
