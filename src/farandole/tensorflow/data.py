@@ -51,11 +51,12 @@ class TensorLoader(tensors.TensorLoader[Tensor]):
 def make_dataset(loader: Loader, *, weights: str | None = None) -> tf.data.Dataset:
     """Return a dataset of batches, each a dictionary of columns; each iteration yields the rest of an epoch.
 
-    `weights` is the name of a float32 column to add, with each row's weight: with it the plain average over ranks is
-    the mean over the rows of the step. It is 0 for repeated rows. The loader's state is that of the last yielded batch,
-    unless batches are prefetched; the loader reads ahead by itself, so `prefetch` gains little. An error of the loader
-    is raised as one of `tf.errors` with its class and text. Blocks while it runs a transform on a sample to get the
-    types; raises `DataError` for a column that no tensor can hold.
+    `weights` is the name of a float32 column to add, with each row's weight. With policy "join" the average over ranks
+    of weighted means is then the mean over the step's rows. Rows that policy "pad" repeats weigh 0, and count in means.
+    The loader's state is that of the last yielded batch, unless batches are prefetched; the loader reads ahead by
+    itself, so `prefetch` gains little. An error of the loader is raised as one of `tf.errors` with its class and text.
+    Blocks while it runs a transform on a sample to get the types; raises `DataError` for a column that no tensor can
+    hold.
     """
     sample = loader.sample()
     if weights is not None:
