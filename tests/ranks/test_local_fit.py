@@ -120,6 +120,8 @@ def test_columns_that_the_model_does_not_take_are_left_alone() -> None:
     assert weights(estimator(epochs=1).fit(rows(5))) == weights(fitted)
     with pytest.raises(DataError, match="'x': is not among the columns, which are day, flag"):
         fitted.transform(frame.drop(columns=["x"]))
+    with pytest.raises(DataError, match="'x': 1 of 5 rows are null"):
+        fitted.transform(frame.assign(x=[*frame["x"][:-1], None]))
 
 
 def test_a_job_of_spark_says_that_java_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from farandole.cores import available_cores
 from farandole.errors import ConfigError
 from farandole.estimators.backend import Backend, SparkBackend
-from farandole.estimators.feed import Feed, plan_feed, plan_transformed_feed, quoted
+from farandole.estimators.feed import Feed, check_names, plan_feed, plan_transformed_feed, quoted
 from farandole.estimators.folders import Folder, overwrite
 from farandole.estimators.history import EpochLog
 from farandole.estimators.params import EstimatorParams
@@ -146,6 +146,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         self._check()
         validation = self.getValidation()
         feed = self._feed(dataset.schema, validation if isinstance(validation, str) else None)
+        check_names(dataset, [*feed.columns, *([validation] if isinstance(validation, str) else ())])
         if self._own_backend() is not None:
             return self._fit_written(dataset)
         with self._planned_run(feed, validation) as (plan, saved):

@@ -27,6 +27,7 @@ from farandole.estimators.trainers.rows import HASH, VALIDATES, fed_as
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NUMBERS = (*_INTEGERS, FloatType, DoubleType, BooleanType)
+_NO_ITEM = 1.7976931348623e-310  # a number that no array of numbers holds
 _HELD = "numbers, booleans, arrays of these and pyspark.ml vectors are held"
 
 
@@ -124,6 +125,22 @@ def _check_validation(schema: StructType, validation: str | None, columns: Seque
         raise DataError(validation, "is the validation column, and a feature or label as well")
 
 
+def columns_named(rows: DataFrame, name: str) -> list[str]:
+    """Return the columns that Spark finds under `name`: it ignores case unless spark.sql.caseSensitive is set."""
+    if rows.sparkSession.conf.get("spark.sql.caseSensitive") == "true":
+        return [each for each in rows.columns if each == name]
+    return [each for each in rows.columns if each.lower() == name.lower()]
+
+
+def check_names(rows: DataFrame, names: Sequence[str]) -> None:
+    """Raise `DataError` for a name under which Spark finds several columns."""
+    for name in names:
+        found = columns_named(rows, name)
+        if len(found) > 1:
+            which = " and ".join(found)
+            raise DataError(name, f"is the name of several columns for Spark ({which}); give each its own")
+
+
 def check_columns(schema: StructType, names: Sequence[str]) -> None:
     """Raise `DataError` for a column that is not there or whose type no tensor holds."""
     for name in names:
@@ -137,12 +154,25 @@ def as_numbers(schema: StructType, name: str) -> Column:
     """Return the column as numbers or arrays of numbers: vectors become arrays of double, booleans 0 and 1."""
     kind = _type_of(schema, name)
     if isinstance(kind, VectorUDT):
-        return vector_to_array(quoted(name))
+        return F.when(quoted(name).isNotNull(), vector_to_array(quoted(name)))  # which fails on nulls
     if isinstance(kind, BooleanType):
         return quoted(name).cast("tinyint")
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, BooleanType):
         return quoted(name).cast("array<tinyint>")
     return quoted(name)
+
+
+def numbers_without_nulls(schema: StructType, name: str) -> Column:
+    """Return the column as numbers or arrays of numbers; a null in it ends Spark's job with an error that names it.
+
+    In pandas, to which Spark converts the column for Python, a null could not be told from NaN."""
+    kind, column = _type_of(schema, name), as_numbers(schema, name)
+    null = column.isNull()
+    if isinstance(kind, ArrayType) and kind.containsNull:
+        # Null, not false, if an item is null, as none is equal to this number. `exists` would take far longer.
+        null = null | F.array_contains(column.cast("array<double>"), _NO_ITEM).isNull()
+    problem = F.raise_error(F.lit(f"column '{name}': a row is null or holds a null; fill them or drop these rows first"))
+    return F.when(null, problem).otherwise(column)
 
 
 def _hashable(schema: StructType, name: str) -> Column:

@@ -58,11 +58,13 @@ def as_frame(dataset: Any) -> pd.DataFrame:
 def features_of(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Return the columns of a model's features, with arrays in place of lists.
 
-    Raises `DataError` for a column that is missing, occurs twice, or that Arrow cannot hold."""
+    Raises `DataError` for a column that is missing, occurs twice, has missing values, or that Arrow cannot hold."""
     table = _as_table(frame, names)
     for name in names:
         if name not in table.column_names:
             raise DataError(name, f"is not among the columns, which are {', '.join(map(str, frame.columns))}")
+        if nulls := table[name].null_count:
+            raise DataError(name, f"{nulls} of {len(table)} rows are null; fill or drop them first")
     features: pd.DataFrame = table.select([*dict.fromkeys(names)]).to_pandas()
     return features
 

@@ -18,7 +18,7 @@ with importing("farandole.spark.tensorflow"):
 
     from farandole.estimators import checks
     from farandole.estimators.checked_params import CheckedParams, Parameter, optional, required
-    from farandole.estimators.feed import plan_feed
+    from farandole.estimators.feed import check_names, plan_feed
     from farandole.estimators.folders import Folder
     from farandole.estimators.params import EstimatorParams
     from farandole.estimators.persistence import PARAMETERS, Facts, Saved, dumped_parameters, loaded_parameters
@@ -189,7 +189,9 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
 
     def _trained(self, dataset: DataFrame, store: FilesystemStore, owner: str) -> TFTransformer:
         features, label = self.getFeatureMapping(), self.getLabelCol()
-        feed = plan_feed(dataset.schema, features=list(features), labels=[label], validation=self.getIsValidationCol())
+        validation = self.getIsValidationCol()
+        feed = plan_feed(dataset.schema, features=list(features), labels=[label], validation=validation)
+        check_names(dataset, [*feed.columns, *([] if validation is None else [validation])])
         rows = RowsWanted(
             columns=feed.columns,
             validation=None,

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from farandole.errors import ConfigError, DataError
 from farandole.estimators.checked_params import CheckedParams, Parameter, required
 from farandole.estimators.checks import Refused, instance_of, type_name
-from farandole.estimators.feed import check_columns
+from farandole.estimators.feed import check_columns, check_names, columns_named
 from farandole.estimators.folders import Folder
 from farandole.estimators.persistence import Facts, Saved
 from farandole.estimators.predictions.tensorflow import GraphPredictor, output_type
@@ -168,8 +168,9 @@ class TFTransformer(Transformer, CheckedParams, Saved):
             raise ConfigError("inputMapping", f"maps several columns to {', '.join(twice)}; map one to each input")
         columns = [column for column, _ in inputs]
         check_columns(dataset.schema, columns)
+        check_names(dataset, columns)
         for _, column in outputs:
-            if column in dataset.columns:
+            if columns_named(dataset, column):
                 raise DataError(column, "is in the DataFrame already; choose another name with setOutputMapping")
         fields = [f"o{place}" for place in range(len(outputs))]
         predictor = GraphPredictor(

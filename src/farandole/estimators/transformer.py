@@ -1,7 +1,8 @@
 """A fitted model as a Spark ML transformer: adds a column of predictions per label."""
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 import pandas as pd
@@ -16,7 +17,7 @@ from pyspark.sql.types import StructType
 from farandole.errors import ConfigError, DataError
 from farandole.estimators.checked_params import CheckedParams, Parameter, required
 from farandole.estimators.checks import names_of_columns, objects
-from farandole.estimators.feed import as_numbers, check_columns
+from farandole.estimators.feed import as_numbers, check_columns, check_names, columns_named, numbers_without_nulls
 from farandole.estimators.history import History
 from farandole.estimators.persistence import Saved
 from farandole.estimators.predictions.batches import BatchPredictor, column_type
@@ -129,8 +130,10 @@ class DataFrameModel(Model, CheckedParams, Saved, Generic[N]):
         """Return a Spark DataFrame with the predictions; for rows in another form, a pandas DataFrame."""
         if not isinstance(dataset, DataFrame):
             return self._transform_without_spark(dataset)
-        features, names = self.getFeatureColumns(), self._new_columns(dataset.columns)
+        features = self.getFeatureColumns()
+        names = self._new_columns(lambda name: bool(columns_named(dataset, name)))
         check_columns(dataset.schema, features)
+        check_names(dataset, features)
         # Names of a struct's fields; they allow fewer characters than names of columns.
         fields = [f"o{index}" for index in range(len(names))]
         predictor, types = self._typed_predictor(fields, dataset)
@@ -143,8 +146,8 @@ class DataFrameModel(Model, CheckedParams, Saved, Generic[N]):
         ]
         return add_columns(dataset, features, fields, names, types, predictor, wanted)
 
-    def _new_columns(self, columns: Collection[str]) -> list[str]:
-        """Return the names of the columns that `transform` adds to `columns`, one per label.
+    def _new_columns(self, taken: Callable[[str], bool]) -> list[str]:
+        """Return the names of the columns that `transform` adds, one per label; `taken` knows those that are there.
 
         Raises `ConfigError` for too few, too many or equal names, `DataError` for a name that a column has already."""
         names, labels = self.getOutputCols(), self.getLabelColumns()
@@ -152,7 +155,7 @@ class DataFrameModel(Model, CheckedParams, Saved, Generic[N]):
             problem = f"must be a name for each label column ({', '.join(labels)}), all different, got {names}"
             raise ConfigError("output_cols", problem)
         for name in names:
-            if name in columns:
+            if taken(name):
                 raise DataError(name, "is among the columns already; choose other names with setOutputCols")
         return names
 
@@ -161,7 +164,7 @@ class DataFrameModel(Model, CheckedParams, Saved, Generic[N]):
         from farandole.estimators.local_rows import as_frame, feature_batches, features_of
 
         frame = as_frame(dataset)
-        names = self._new_columns(frame.columns)
+        names = self._new_columns(frame.columns.__contains__)
         fields = [f"o{index}" for index in range(len(names))]
         features = features_of(frame, self.getFeatureColumns())
         predictor, _ = self._typed_predictor(fields, features)
@@ -189,12 +192,22 @@ def add_columns(
         return predictor(batches)
 
     udf = pandas_udf(predict, schema)  # type: ignore[call-overload]
-    predicted = dataset.withColumn(_PREDICTED, udf(*[as_numbers(dataset.schema, name) for name in features]))
+    predicted = dataset.withColumn(_PREDICTED, udf(*[numbers_without_nulls(dataset.schema, name) for name in features]))
     outputs = [
-        _converted(F.col(_PREDICTED).getField(field), kind, to).alias(name)
+        _converted(_with_nan(F.col(_PREDICTED).getField(field), kind), kind, to).alias(name)
         for field, name, kind, to in zip(fields, names, types, wanted or types, strict=True)
     ]
     return predicted.select("*", *outputs).drop(_PREDICTED)
+
+
+def _with_nan(column: Column, kind: str) -> Column:
+    """Return an output with NaN where the model gave NaN, of which Spark's conversion from pandas makes nulls."""
+    nan = F.lit(math.nan)
+    if kind in ("float", "double"):
+        return F.coalesce(column, nan.cast(kind))
+    if kind == "array<double>":  # that of float32 keeps NaN
+        return F.transform(column, lambda item: F.coalesce(item, nan))
+    return column
 
 
 def _converted(column: Column, kind: str, wanted: str) -> Column:
@@ -205,14 +218,17 @@ def _converted(column: Column, kind: str, wanted: str) -> Column:
 
 
 def first_row(dataset: DataFrame | pd.DataFrame, features: Sequence[str]) -> tuple[pd.Series, ...]:
-    """Return the feature columns of one row as a predictor takes them; raises `DataError` without rows.
+    """Return the feature columns of one row without nulls as a predictor takes them; raises `DataError` without such.
 
     Runs a Spark job unless `dataset` is a pandas DataFrame."""
     if isinstance(dataset, pd.DataFrame):
         rows = dataset[list(features)].iloc[:1].reset_index(drop=True)
     else:
         columns = [as_numbers(dataset.schema, name).alias(f"c{place}") for place, name in enumerate(features)]
-        rows = dataset.select(*columns).limit(1).toPandas()
+        chosen = dataset.select(*columns)
+        for name in chosen.columns:
+            chosen = chosen.where(F.col(name).isNotNull())
+        rows = chosen.limit(1).toPandas()
     if rows.empty:
         raise DataError(features[0], "there are no rows; the model's outputs cannot be learned from an empty DataFrame")
     return tuple(rows[name] for name in rows.columns)

@@ -36,7 +36,7 @@ class BatchPredictor(ABC):
         """Load the model; return a function from the arrays of the feature columns to an array per output."""
 
     def __call__(self, batches: Iterator[tuple[pd.Series, ...] | pd.Series]) -> Iterator[pd.DataFrame]:
-        """Yield the outputs for each batch of feature columns; raises `DataError` for null and ragged rows."""
+        """Yield the outputs for each batch of feature columns without nulls; raises `DataError` for ragged rows."""
         predict = ModelCache.get(self.key)
         if predict is None:
             predict = self.load()
@@ -68,7 +68,7 @@ class BatchPredictor(ABC):
         return [(each.dtype.name, [*each.shape[1:]]) for each in self.load()(self.arrays(row))]
 
     def arrays(self, columns: Sequence[pd.Series]) -> list[NDArray[Number]]:
-        """Return the feature columns as arrays, rows first; raises `DataError` for null and ragged rows."""
+        """Return the feature columns, which hold no nulls, as arrays, rows first; raises `DataError` for ragged rows."""
         return [_array(name, series) for name, series in zip(self.columns, columns, strict=True)]
 
 
@@ -85,8 +85,6 @@ def column_type(dtype: str, shape: Sequence[int]) -> str:
 
 
 def _array(name: str, series: pd.Series) -> NDArray[Number]:
-    if series.isna().any():
-        raise DataError(name, f"{int(series.isna().sum())} of {len(series)} rows are null; fill or drop them first")
     if series.dtype != object:
         numbers: NDArray[Number] = series.to_numpy(copy=True)
         return numbers

@@ -174,7 +174,7 @@ def _cast(df: DataFrame, name: str, dtype: str) -> Column:
     column, kind = F.col("`" + name.replace("`", "``") + "`"), df.schema[name].dataType
     wanted = "float" if dtype == "float32" else "double"
     if isinstance(kind, VectorUDT):
-        return vector_to_array(column, dtype).alias(name)
+        return F.when(column.isNotNull(), vector_to_array(column, dtype)).alias(name)  # which fails on nulls
     if isinstance(kind, ArrayType) and _is_float(kind.elementType):
         return column.cast(f"array<{wanted}>").alias(name)
     return column.cast(wanted).alias(name) if _is_float(kind) else column
