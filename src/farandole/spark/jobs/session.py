@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TextIO, TypeVar
 
+from pyspark import TaskContext
 from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
@@ -17,6 +18,7 @@ from farandole.refusals import IGNORED_ARGUMENTS, REFUSED_SPARK_MPI
 from farandole.spark.driver.log import Show, Verbosity, show_on_console
 from farandole.spark.jobs.barrier import run_barrier_job
 from farandole.spark.jobs.chosen import application_of
+from farandole.topology import JobEnvironment
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,8 @@ def check_transport(use_mpi: object, use_gloo: object) -> None:
 def active_session() -> SparkSession:
     """Return the active session; raises `ConfigError` if there is none."""
     spark = SparkSession.getActiveSession()
+    if spark is None:
+        _refuse_workers()
     if spark is None and _has_started():
         spark = SparkSession.builder.getOrCreate()
     if spark is None:
@@ -98,9 +102,13 @@ def active_session() -> SparkSession:
 
 
 def started_session() -> SparkSession:
-    """Return the active session, or start one; raises `ConfigError` if Java does not start."""
+    """Return the active session, or start one; raises `ConfigError` in a rank or a task, or if Java does not start."""
+    spark = SparkSession.getActiveSession()
+    if spark is not None:
+        return spark
+    _refuse_workers()
     try:
-        return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        return SparkSession.builder.getOrCreate()
     except RuntimeError as error:
         if "Java gateway process exited" not in str(error):
             raise
@@ -110,6 +118,18 @@ def started_session() -> SparkSession:
             "Java 17 or newer. HorovodRunner(np=-2) runs two ranks on this machine, and estimators fit pandas "
             "DataFrames, without Java",
         ) from error
+
+
+def _refuse_workers() -> None:
+    """Raise `ConfigError` in a rank and in a Spark task: each would start an application of its own."""
+    job, task = JobEnvironment.read(os.environ), TaskContext.get()
+    here = None
+    if job is not None:
+        here = f"rank {job.rank} of {job.size}"
+    elif task is not None:
+        here = f"the task of partition {task.partitionId()} of a Spark job"
+    if here is not None:
+        raise ConfigError("spark", f"this process is {here}, which has no Spark session; call this on the driver")
 
 
 def _has_started() -> bool:
