@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+from typing import Literal
 
 import pytest
 
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 
 from farandole.errors import DataError
 from farandole.estimators.torch import TorchEstimator, TorchModel
+from farandole.spark import HorovodRunner
+from farandole.spark.converter import make_spark_converter
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("warm_torch")]
 
@@ -59,6 +62,13 @@ def vectors(spark: SparkSession) -> DataFrame:
 def test_null_vectors_are_counted(spark: SparkSession, compressed: bool) -> None:
     with pytest.raises(DataError, match="column 'x': 1 of 3 rows are null"):
         estimator(compress_sparse_cols=compressed).fit(vectors(spark))
+
+
+@pytest.mark.parametrize(("dtype", "problem"), [(None, "fill or drop null vectors"), ("float32", "1 of 3 rows are null")])
+def test_a_converter_refuses_null_vectors(spark: SparkSession, dtype: Literal["float32"] | None, problem: str) -> None:
+    converter = make_spark_converter(vectors(spark), dtype=dtype)
+    with pytest.raises(DataError, match=problem), converter.make_torch_dataloader():
+        pass
 
 
 def test_a_prediction_of_a_null_is_refused(spark: SparkSession) -> None:
@@ -104,6 +114,10 @@ def test_two_columns_of_one_name_are_refused(spark: SparkSession, name: str) -> 
         estimator().fit(rows)
     with pytest.raises(DataError, match=problem):
         doubling("x").transform(rows)
+    with pytest.raises(DataError, match=problem):
+        make_spark_converter(rows, dtype="float32")
+    with pytest.raises(DataError, match=problem):
+        HorovodRunner(np=2).run(print, rows=rows)
     with pytest.raises(DataError, match="column 'x': is among the columns already"):
         doubling("y").setOutputCols(["x"]).transform(rows.toDF("other", "y", name))
 

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from farandole.cores import available_cores
 from farandole.errors import ConfigError
 from farandole.estimators.backend import Backend, SparkBackend
-from farandole.estimators.feed import Feed, check_names, plan_feed, plan_transformed_feed, quoted
+from farandole.estimators.feed import Feed, plan_feed, plan_transformed_feed, quoted
 from farandole.estimators.folders import Folder, overwrite
 from farandole.estimators.history import EpochLog
 from farandole.estimators.params import EstimatorParams
@@ -34,6 +34,7 @@ from farandole.launch.environment import without_torch
 from farandole.spark.jobs.session import active_session
 from farandole.spark.jobs.slots import all_slots
 from farandole.spark.jobs.task_settings import TaskSettings
+from farandole.spark.rows.column_names import check_names
 
 if TYPE_CHECKING:
     from farandole.estimators.parquet_feed import StoredRows

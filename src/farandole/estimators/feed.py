@@ -125,22 +125,6 @@ def _check_validation(schema: StructType, validation: str | None, columns: Seque
         raise DataError(validation, "is the validation column, and a feature or label as well")
 
 
-def columns_named(rows: DataFrame, name: str) -> list[str]:
-    """Return the columns that Spark finds under `name`: it ignores case unless spark.sql.caseSensitive is set."""
-    if rows.sparkSession.conf.get("spark.sql.caseSensitive") == "true":
-        return [each for each in rows.columns if each == name]
-    return [each for each in rows.columns if each.lower() == name.lower()]
-
-
-def check_names(rows: DataFrame, names: Sequence[str]) -> None:
-    """Raise `DataError` for a name under which Spark finds several columns."""
-    for name in names:
-        found = columns_named(rows, name)
-        if len(found) > 1:
-            which = " and ".join(found)
-            raise DataError(name, f"is the name of several columns for Spark ({which}); give each its own")
-
-
 def check_columns(schema: StructType, names: Sequence[str]) -> None:
     """Raise `DataError` for a column that is not there or whose type no tensor holds."""
     for name in names:

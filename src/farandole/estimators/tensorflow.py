@@ -18,7 +18,7 @@ with importing("farandole.spark.tensorflow"):
 
     from farandole.estimators import checks
     from farandole.estimators.checked_params import CheckedParams, Parameter, optional, required
-    from farandole.estimators.feed import check_names, plan_feed
+    from farandole.estimators.feed import plan_feed
     from farandole.estimators.folders import Folder
     from farandole.estimators.params import EstimatorParams
     from farandole.estimators.persistence import PARAMETERS, Facts, Saved, dumped_parameters, loaded_parameters
@@ -34,6 +34,7 @@ with importing("farandole.spark.tensorflow"):
     from farandole.estimators.training_job import run_training_job
     from farandole.spark.jobs.slots import all_slots
     from farandole.spark.jobs.task_settings import TaskSettings
+    from farandole.spark.rows.column_names import check_names
 
 __all__ = ["HorovodEstimator", "TFInputGraph", "TFTransformer"]
 

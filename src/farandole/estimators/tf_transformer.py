@@ -9,12 +9,13 @@ from pyspark.sql import DataFrame
 from farandole.errors import ConfigError, DataError
 from farandole.estimators.checked_params import CheckedParams, Parameter, required
 from farandole.estimators.checks import Refused, instance_of, type_name
-from farandole.estimators.feed import check_columns, check_names, columns_named
+from farandole.estimators.feed import check_columns
 from farandole.estimators.folders import Folder
 from farandole.estimators.persistence import Facts, Saved
 from farandole.estimators.predictions.tensorflow import GraphPredictor, output_type
 from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph, GraphFacts, Port, freeze, freeze_signature
 from farandole.estimators.transformer import add_columns
+from farandole.spark.rows.column_names import check_names, taken_names
 
 if TYPE_CHECKING:
     from tensorflow import Graph, Tensor
@@ -169,8 +170,9 @@ class TFTransformer(Transformer, CheckedParams, Saved):
         columns = [column for column, _ in inputs]
         check_columns(dataset.schema, columns)
         check_names(dataset, columns)
+        taken = taken_names(dataset)
         for _, column in outputs:
-            if columns_named(dataset, column):
+            if taken(column):
                 raise DataError(column, "is in the DataFrame already; choose another name with setOutputMapping")
         fields = [f"o{place}" for place in range(len(outputs))]
         predictor = GraphPredictor(

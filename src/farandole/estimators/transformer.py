@@ -17,11 +17,12 @@ from pyspark.sql.types import StructType
 from farandole.errors import ConfigError, DataError
 from farandole.estimators.checked_params import CheckedParams, Parameter, required
 from farandole.estimators.checks import names_of_columns, objects
-from farandole.estimators.feed import as_numbers, check_columns, check_names, columns_named, numbers_without_nulls
+from farandole.estimators.feed import as_numbers, check_columns, numbers_without_nulls
 from farandole.estimators.history import History
 from farandole.estimators.persistence import Saved
 from farandole.estimators.predictions.batches import BatchPredictor, column_type
 from farandole.spark.jobs.interpreter import use_own_interpreter
+from farandole.spark.rows.column_names import check_names, taken_names
 
 N = TypeVar("N")
 
@@ -131,7 +132,7 @@ class DataFrameModel(Model, CheckedParams, Saved, Generic[N]):
         if not isinstance(dataset, DataFrame):
             return self._transform_without_spark(dataset)
         features = self.getFeatureColumns()
-        names = self._new_columns(lambda name: bool(columns_named(dataset, name)))
+        names = self._new_columns(taken_names(dataset))
         check_columns(dataset.schema, features)
         check_names(dataset, features)
         # Names of a struct's fields; they allow fewer characters than names of columns.

@@ -22,6 +22,7 @@ from farandole.data import Reader, ShardSource
 from farandole.data.stores.urls import open_url
 from farandole.errors import ConfigError, DataError
 from farandole.masking import mask
+from farandole.spark.rows.column_names import check_names
 from farandole.spark.rows.dataframes import arrow_schema, collected, stand_in
 from farandole.spark.rows.dataset_converter import (
     CACHE_SETTINGS,
@@ -56,7 +57,7 @@ def make_spark_converter(
     `parquet_row_group_size_bytes` and `compression_codec` apply only to these files. Timestamps are microseconds, as
     Spark's are. With `dtype` columns of floating point, and arrays and vectors of them, are cast; by default they are
     not. Raises `ConfigError` for an unknown codec or type, `SourceError` for a folder that cannot be opened,
-    `DataError` for a column that has no Arrow type and for a DataFrame without rows; without a folder loaders raise the
+    `DataError` for a column that has no Arrow type, for two columns of one name and for a DataFrame without rows; without a folder loaders raise the
     latter.
     """
     if dtype not in (None, "float32", "float64"):
@@ -64,6 +65,7 @@ def make_spark_converter(
     codec = compression_codec or "uncompressed"
     if codec not in ("uncompressed", "bzip2", "gzip", "lz4", "snappy", "zstd"):
         raise ConfigError("compression_codec", f"Spark's Parquet knows no {codec!r}")
+    check_names(df, df.columns)
     conf = df.sparkSession.conf
     parent = next((found for name in CACHE_SETTINGS if (found := conf.get(name, None))), None)
     frame = df if dtype is None else df.select([_cast(df, name, dtype) for name in df.columns])

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_type
 
 from farandole.errors import DataError
+from farandole.spark.rows.column_names import check_names
 from farandole.spark.rows.disks import local_directory
 from farandole.spark.rows.fed_rows import FedRows
 from farandole.spark.rows.spill import spill
@@ -74,12 +75,14 @@ def _number(dataframe: DataFrame, known: list[DataFrame]) -> int:
 
 
 def arrow_schema(dataframe: DataFrame) -> pa.Schema:
-    """Return the schema of the rows that ranks get; raises `DataError` naming a column that has no Arrow type.
+    """Return the schema of the rows that ranks get; raises `DataError` naming a column that has no Arrow type
+    or the name of another one.
 
     Refuses streaming DataFrames: a repeated batch would bring rows twice, unless a committed log tells its attempts
     apart."""
     if dataframe.isStreaming:
         raise DataError("", _STREAM)
+    check_names(dataframe, dataframe.columns)
     zone = dataframe.sparkSession.conf.get("spark.sql.session.timeZone")
     # Older versions of PySpark have no such argument and use UTC.
     known = inspect.signature(to_arrow_type).parameters
@@ -104,7 +107,10 @@ def collected(dataframes: Sequence[DataFrame], num_proc: int) -> Iterator[list[F
         found = []
         for number, dataframe in enumerate(dataframes):
             arrow_schema(dataframe)  # raises for a column that cannot be collected, either
-            table, paths = dataframe.toArrow(), []
+            try:
+                table, paths = dataframe.toArrow(), list[str]()
+            except pa.ArrowInvalid as error:  # from PySpark, for vectors that are null
+                raise DataError("", f"Arrow cannot hold the rows; fill or drop null vectors first: {error}") from error
             for rank in range(num_proc):
                 first, last = (table.num_rows * place // num_proc for place in (rank, rank + 1))
                 rows = spill(
