@@ -274,6 +274,25 @@ def check_losses_of_named_outputs_are_taken_by_name(rank: int, size: int, folder
     np.testing.assert_allclose(run.checkpoint.history[0]["loss"], wanted, rtol=1e-5)
 
 
+def check_losses_of_outputs_are_means_over_all_rows(rank: int, size: int, folder: Path) -> None:
+    # Batches differ in size, within a rank and between ranks.
+    columns = points(19) | {"z": [float(n * n) for n in range(19)]}
+    keras.utils.set_random_seed(4)
+    given = keras.Input((2,))
+    model = keras.Model(given, [keras.layers.Dense(1, name=name)(given) for name in ("one", "two")])
+    own = {"label_cols": ("y", "z"), "loss": ["mse", "mae"], "optimizer": dump_object(keras.optimizers.SGD(0.0))}
+    job = job_of(model, columns, **own, validation_col="held", batch_size=3, val_batch_size=3)
+    validates = [int(place % 19 < 8) for place in range(rank, 19, size)]
+    run, _ = trained(job, shard_of(folder, mine(columns, rank, size), validates))
+    x, y, z = (np.array(columns[name]) for name in ("x", "y", "z"))
+    of_y, of_z = (each[:, 0] for each in model.predict_on_batch(x.astype("float32")))
+    for kind, rows in (("", np.arange(19) >= 8), ("val_", np.arange(19) < 8)):
+        one, two = np.mean((of_y - y)[rows] ** 2), np.mean(abs(of_z - z)[rows])
+        for record in run.checkpoint.history:
+            got = [record[f"{kind}{name}"] for name in ("loss", "one_loss", "two_loss")]
+            np.testing.assert_allclose(got, [one + two, one, two], rtol=1e-4)
+
+
 def check_a_model_is_saved_once(rank: int, size: int) -> None:
     own = {"Doubling": Doubling}
     fitted = KerasModel(model=line(), feature_columns=["x"], label_columns=["y"], custom_objects=own)

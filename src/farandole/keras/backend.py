@@ -16,6 +16,7 @@ Model: TypeAlias = keras.Model
 Optimizer: TypeAlias = keras.optimizers.Optimizer
 Schedule: TypeAlias = keras.optimizers.schedules.LearningRateSchedule
 Variable: TypeAlias = keras.Variable
+Metric: TypeAlias = keras.metrics.Metric
 Options: TypeAlias = GradientOptions[Tensor]
 
 

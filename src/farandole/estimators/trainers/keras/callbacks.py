@@ -15,7 +15,7 @@ from farandole.estimators.trainers.keras.model import Array
 from farandole.estimators.trainers.mirror import Mirror
 from farandole.estimators.trainers.report import Meter, Record
 from farandole.estimators.trainers.run import Run, sum_over_ranks
-from farandole.keras.backend import Model, Variable
+from farandole.keras.backend import Metric, Model, Variable
 from farandole.keras.callbacks.base import CallbackOfBoth
 from farandole.keras.generation import generation_of
 
@@ -38,12 +38,13 @@ class EpochValues(CallbackOfBoth):
         self._trainer, self._run = trainer, trainer.run
         self._epoch, self._waiting_since, self._waited, self._validated = 0, 0.0, 0.0, 0
         self._saved: dict[int, list[Array]] | None = None
+        self._held: _Losses | None = None
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """Begin to count steps and losses."""
         self._run.begin(epoch)
         self._losses = _Losses(self.model)
-        self._epoch, self._meter, self._validated = epoch, Meter(()), 0
+        self._epoch, self._meter, self._validated, self._held = epoch, Meter(()), 0, None
         self._waiting_since = time.perf_counter()
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
@@ -73,6 +74,7 @@ class EpochValues(CallbackOfBoth):
     def on_test_begin(self, logs: object = None) -> None:
         """Broadcast rank 0's running statistics, with which all ranks validate. A collective."""
         hvd.broadcast_variables(self.model.non_trainable_weights, root_rank=0)
+        self._held = _Losses(self.model)
 
     def on_test_batch_begin(self, batch: int, logs: object = None) -> None:
         """Save the metrics before a batch without rows."""
@@ -80,8 +82,11 @@ class EpochValues(CallbackOfBoth):
         self._validated += rows
         self._save_metrics(rows)
 
-    def on_test_batch_end(self, batch: int, logs: object = None) -> None:
-        """Restore the metrics after a batch without rows."""
+    def on_test_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Sum the losses over rows; after a batch without rows, restore the metrics."""
+        rows = self._run.validation_rows(batch)
+        if self._held is not None:
+            self._held.add(logs or {}, rows, rows)
         self._restore_metrics()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -94,8 +99,9 @@ class EpochValues(CallbackOfBoth):
         # The weight of each value, in rows. Losses have been summed over rows already.
         weights = {name: float(self._validated if name.startswith("val_") else self._meter.rows) for name in mine}
         sums = {name: weights[name] * value if weights[name] else 0.0 for name, value in mine.items()}
-        for name, total in self._losses.sums.items():
-            sums[name], weights[name] = total, self._losses.share
+        for kind, losses in (("", self._losses), ("val_", self._held)):
+            for name, total in losses.sums.items() if losses is not None else ():
+                sums[kind + name], weights[kind + name] = total, losses.share
         every = allgather_object((sums, weights))
         for name in mine:
             logs[name] = math.fsum(each[name] for each, _ in every) / math.fsum(each[name] for _, each in every)
@@ -145,13 +151,14 @@ class _Losses:
 
     A batch's loss is the mean over its rows times the batch's weight, plus regularization. The mean of these losses
     over ranks is the mean over all rows of the step, so each of them is weighted by the step's rows per rank. Keras
-    weights it by the rows of the batch.
+    weights it by the rows of the batch, but a loss of one of several outputs by 1 in a graph of TensorFlow, in which
+    the number of rows is unknown.
     """
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._totals: dict[str, float] = {}
-        self._rows = 0
+        self._seen: dict[str, tuple[float, float]] = {}  # total and weight of the batches so far
+        self._trackers: dict[str, Metric] = {}
         self.sums: dict[str, float] = {}
         self.share = 0.0
 
@@ -162,18 +169,25 @@ class _Losses:
         if not self.sums:
             # The first batch creates the trackers of the losses of several outputs.
             compiled = getattr(self._model, "_compile_loss", None) or self._model.compiled_loss  # of Keras 2
-            names = ["loss", *(each.name for each in compiled.metrics)]
-            self.sums = {name: 0.0 for name in logs if name in names}
-            self._totals = dict.fromkeys(self.sums, 0.0)
+            self._trackers = {each.name: each for each in compiled.metrics}
+            self.sums = {name: 0.0 for name in logs if name == "loss" or name in self._trackers}
+            self._seen = dict.fromkeys(self.sums, (0.0, 0.0))
         values = {}
         for name in self.sums:
-            total = float(logs[name]) * (self._rows + counted)
-            values[name] = (total - self._totals[name]) / counted
+            total_before, weight_before = self._seen[name]
+            weight = self._weight(name, weight_before + counted)
+            total = float(logs[name]) * weight
+            values[name] = (total - total_before) / (weight - weight_before)
             self.sums[name] += share * values[name]
             if rows:
-                self._totals[name] = total
-        self._rows += rows
+                self._seen[name] = total, weight
         return values.get("loss")
+
+    def _weight(self, name: str, rows: float) -> float:
+        """Return the weight that Keras has given to the batches so far, which have `rows` rows."""
+        if name not in self._trackers or keras.config.backend() != "tensorflow":
+            return rows
+        return float(keras.ops.convert_to_numpy(self._trackers[name].count))
 
 
 def _random_states(model: Model) -> list[Variable]:
