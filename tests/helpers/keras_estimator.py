@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import farandole.keras as hvd
-from farandole.errors import ConfigError
+from farandole.errors import ConfigError, DataError
 from farandole.estimators.data_module import DataModule
 from farandole.estimators.keras import KerasEstimator, KerasModel
 from farandole.estimators.store import Store
@@ -272,6 +272,27 @@ def check_losses_of_named_outputs_are_taken_by_name(rank: int, size: int, folder
     of_y, of_z = (each[:, 0] for each in outputs_of(model.predict_on_batch(x.astype("float32"))))
     wanted = 0.75 * np.mean((of_y - y) ** 2) + 0.25 * np.mean(abs(of_z - 1.0))
     np.testing.assert_allclose(run.checkpoint.history[0]["loss"], wanted, rtol=1e-5)
+
+
+def check_inputs_in_a_dictionary_are_columns_by_name(rank: int, size: int) -> None:
+    inputs = {name: keras.Input((1,), name=name) for name in ("tall", "broad")}
+    both = keras.layers.Concatenate()([inputs["tall"], inputs["broad"]])
+    output = keras.layers.Dense(1, kernel_initializer="ones")(keras.layers.Rescaling(1.0)(both))
+    model = keras.Model(inputs, output)
+    model.layers[-1].set_weights([np.array([[1.0], [10.0]]), np.zeros(1)])
+    given = {"tall": np.array([1.0]), "broad": np.array([2.0]), "a": np.array([3.0]), "b": np.array([4.0])}
+    for names, wanted in ((("tall", "broad"), 21.0), (("broad", "tall"), 21.0), (("a", "b"), 34.0)):
+        made = model.predict_on_batch(Inputs.of(model, names).arrays(given))
+        np.testing.assert_allclose(made, [[wanted]])
+
+
+def check_integers_hold_no_fractions(rank: int, size: int) -> None:
+    model = keras.Sequential([keras.Input((1,), dtype="int32"), keras.layers.Embedding(5, 3)])
+    inputs = Inputs.of(model, ["kind"])
+    np.testing.assert_array_equal(inputs.arrays({"kind": np.array([2.0])}), [[2]])
+    for wrong in (0.5, np.nan):
+        with pytest.raises(DataError, match="column 'kind': holds numbers that int32 cannot hold"):
+            inputs.arrays({"kind": np.array([wrong])})
 
 
 def check_losses_of_outputs_are_means_over_all_rows(rank: int, size: int, folder: Path) -> None:

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from farandole.keras.generation import Generation
 
 Array: TypeAlias = NDArray[np.generic]
+T = TypeVar("T")
+Structure: TypeAlias = T | tuple[T, ...] | dict[str, T]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +37,13 @@ class Inputs:
     columns: tuple[str, ...]
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...] | None, ...]  # of one row; None: as the column comes
+    names: tuple[str, ...] | None = None  # of the columns' inputs, if the model takes a dictionary
 
     @classmethod
     def of(cls, model: "Model", columns: Sequence[str]) -> "Inputs":
         """Read them from a functional or sequential model; a subclassed one takes `floatx` in the columns' shapes.
 
+        Inputs in a dictionary are those of the columns of their names or, if the names differ, in their sorted order.
         Raises `ConfigError` unless there are as many columns as inputs."""
         import keras
 
@@ -53,16 +57,28 @@ class Inputs:
                 "feature_cols",
                 f"are {len(columns)} columns, the model has {len(given)} inputs ({inputs}); {TOGETHER}",
             )
+        names = _input_names(model)
+        if names is not None:
+            by_name = dict(zip(names, given, strict=True))
+            names = list(columns) if set(columns) == set(names) else names
+            given = [by_name[name] for name in names]
         shapes = tuple(None if None in each.shape[1:] else tuple(each.shape[1:]) for each in given)
         dtypes = tuple(keras.backend.standardize_dtype(each.dtype) for each in given)
-        return cls(columns=tuple(columns), dtypes=dtypes, shapes=shapes)
+        return cls(
+            columns=tuple(columns), dtypes=dtypes, shapes=shapes, names=None if names is None else tuple(names)
+        )
 
-    def arrays(self, columns: Mapping[str, NDArray[Number]]) -> "Array | tuple[Array, ...]":
-        """Return the model's input, a tuple if there are several.
+    def arrays(self, columns: Mapping[str, NDArray[Number]]) -> Structure[Array]:
+        """Return the model's input, a tuple or a dictionary if it takes several.
 
-        Raises `DataError` for integers that the type cannot hold and for shapes that do not fit."""
-        made = [self._array(place, columns[name]) for place, name in enumerate(self.columns)]
-        return made[0] if len(made) == 1 else tuple(made)
+        Raises `DataError` for numbers that an integer type cannot hold and for shapes that do not fit."""
+        return self.structured([self._array(place, columns[name]) for place, name in enumerate(self.columns)])
+
+    def structured(self, each: Sequence[T]) -> Structure[T]:
+        """Return one value per column in the structure of the model's input."""
+        if self.names is not None:
+            return dict(zip(self.names, each, strict=True))
+        return each[0] if len(each) == 1 else tuple(each)
 
     def describe(self, kinds: Mapping[str, str]) -> str:
         """Return a text with the type of each column, and the type and shape of the input that it becomes."""
@@ -74,9 +90,12 @@ class Inputs:
 
     def _array(self, place: int, values: NDArray[Number]) -> Array:
         name, dtype, shape = self.columns[place], self.dtypes[place], self.shapes[place]
-        cast = values.astype(dtype)
-        if values.dtype.kind == "i" and not np.array_equal(cast.astype(values.dtype), values):
-            raise DataError(name, f"holds integers that {dtype} cannot hold; number them from 0")
+        with np.errstate(invalid="ignore"):  # a warning for NaN, which is refused below
+            cast = values.astype(dtype)
+        # Any float may round in another float, but in integers it would lose its fraction, and NaN becomes a number.
+        whole = values.dtype.kind == "i" or cast.dtype.kind in "iu"
+        if whole and not np.array_equal(cast.astype(values.dtype), values):
+            raise DataError(name, f"holds numbers that {dtype} cannot hold; number them from 0")
         if shape is None:
             return cast
         if int(np.prod(shape)) != int(np.prod(values.shape[1:])):
@@ -250,6 +269,13 @@ def _inputs_of(model: "Model") -> "list[Tensor] | None":
         return list(model.inputs)
     except (AttributeError, TypeError, ValueError):
         return None  # a subclassed model has no symbolic inputs
+
+
+def _input_names(model: "Model") -> list[str] | None:
+    """Return the names of inputs in a dictionary, in the order of `_inputs_of`; None if they are in no dictionary."""
+    given = getattr(model, "_inputs_struct", getattr(model, "_nested_inputs", None))  # the latter of Keras 2
+    flat = isinstance(given, Mapping) and not any(isinstance(each, (Mapping, list, tuple)) for each in given.values())
+    return sorted(given) if given is not None and flat else None
 
 
 def _custom_classes(model: "Model") -> dict[str, type]:

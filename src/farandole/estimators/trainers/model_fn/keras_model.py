@@ -102,7 +102,7 @@ class KerasProgram(Program):
                 )
                 for name, dtype, shape in zip(inputs.columns, inputs.dtypes, inputs.shapes, strict=True)
             ]
-            made = model(given[0] if len(given) == 1 else given, training=False)
+            made = model(inputs.structured(given), training=False)
             if isinstance(made, Mapping):
                 return dict(made)
             outputs = outputs_of(made)
