@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from farandole.data import FeedLoader, ShardSource
-from farandole.errors import ConfigError, RankFailed, SlotsError
+from farandole.errors import ConfigError, DataError, RankFailed, SlotsError
 from farandole.estimators.folders import CHUNK, folder_of
 from farandole.spark import HorovodRunner, log_to_driver, run
 from farandole.spark.jobs import connect
@@ -144,6 +144,29 @@ def test_an_estimator_fits_and_its_model_transforms(spark: SparkSession) -> None
     weight, bias = (parameter.detach().numpy().ravel() for parameter in fitted.getModel().parameters())
     for row in fitted.transform(data).collect():
         assert row["y__output"] == pytest.approx(weight @ row["x"] + bias[0], rel=1e-5)
+
+
+@needs_native
+@pytest.mark.usefixtures("warm_torch")
+def test_an_error_of_a_fit_is_raised_without_another_attempt(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch = pytest.importorskip("torch")
+    from farandole.estimators.torch import TorchEstimator
+
+    def failing(output: object, label: object) -> None:
+        raise ArithmeticError("no such loss")
+
+    model = torch.nn.Linear(1, 1)
+    estimator = TorchEstimator(
+        num_proc=2, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), verbose=0, input_shapes=[[1]],
+        loss=torch.nn.functional.mse_loss, feature_cols=["x"], label_cols=["y"],
+    )  # fmt: skip
+    with pytest.raises(DataError, match="column 'x': 1 of 3 rows are null"):
+        estimator.fit(spark.createDataFrame([(1.0, 1.0), (None, 1.0), (2.0, 1.0)], "x double, y double"))
+    with pytest.raises(RankFailed, match="ArithmeticError: no such loss"):
+        estimator.copy({estimator.loss: failing}).fit(spark.createDataFrame([(1.0, 1.0)] * 4, "x double, y double"))
+    assert [each for each in caplog.messages if "another Spark job follows" in each] == []
 
 
 @needs_native

@@ -39,6 +39,21 @@ def test_an_attempt_beyond_the_limit_is_refused() -> None:
     assert attempts.earlier == []
 
 
+def test_an_attempt_that_spark_begins_after_the_last_failure_is_refused() -> None:
+    """A Spark Connect server is told later to cancel the job."""
+    wrong = raised("1 of 3 rows are null", DataError("x", "1 of 3 rows are null"))
+    attempts = Attempts(4, dealings=4)
+    attempts.begin(1, None)
+    assert not attempts.go_on(wrong)
+    assert not attempts.begin(2, wrong)
+    assert attempts.refused is wrong
+    assert attempts.earlier == []
+    attempts = Attempts(4, dealings=4)
+    attempts.begin(1, None)
+    assert not attempts.go_on(raised("the other side has closed the connection"))
+    assert attempts.begin(2, KILLED), "the kill explains the exception"
+
+
 def test_an_exception_ends_the_run_unless_the_attempt_got_further_than_those_before() -> None:
     attempts = Attempts(9, dealings=4)
     tell = attempts.watching(None)

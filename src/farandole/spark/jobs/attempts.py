@@ -27,7 +27,7 @@ class Attempts:
 
     def __init__(self, most: int, dealings: int) -> None:
         self.most, self._dealings = most, max(most, dealings)
-        self.refused: Failure | None = None  # the failure after which Spark began an attempt above the limit
+        self.refused: Failure | None = None  # the failure after which Spark began an attempt too many
         self._before = 0  # attempts of the Spark jobs that have ended
         self._number = 0  # of the newest attempt, from 1
         self._failures: dict[int, str] = {}  # by attempt
@@ -47,9 +47,11 @@ class Attempts:
     def begin(self, stage_attempt: int, failed: Failure | None) -> bool:
         """Count attempt `stage_attempt` (from 1) of the Spark job; `failed` is the failure that ended the one before.
 
-        Returns whether the limit allows it."""
+        Returns whether it may go on: the limit allows it, and `failed` is no failure that ends the run. Spark may
+        begin another attempt after such a failure before it is told to cancel the job."""
         number = self._before + stage_attempt
-        if number > self.most:
+        ended = self._final and failed is not None and not self.go_on(failed)
+        if ended or number > self.most:
             self._final, self.refused = True, failed
             return False
         if number > self._number:
