@@ -64,7 +64,9 @@ def test_null_vectors_are_counted(spark: SparkSession, compressed: bool) -> None
         estimator(compress_sparse_cols=compressed).fit(vectors(spark))
 
 
-@pytest.mark.parametrize(("dtype", "problem"), [(None, "fill or drop null vectors"), ("float32", "1 of 3 rows are null")])
+@pytest.mark.parametrize(
+    ("dtype", "problem"), [(None, "fill or drop null vectors"), ("float32", "1 of 3 rows are null")]
+)
 def test_a_converter_refuses_null_vectors(spark: SparkSession, dtype: Literal["float32"] | None, problem: str) -> None:
     converter = make_spark_converter(vectors(spark), dtype=dtype)
     with pytest.raises(DataError, match=problem), converter.make_torch_dataloader():

@@ -155,7 +155,9 @@ def numbers_without_nulls(schema: StructType, name: str) -> Column:
     if isinstance(kind, ArrayType) and kind.containsNull:
         # Null, not false, if an item is null, as none is equal to this number. `exists` would take far longer.
         null = null | F.array_contains(column.cast("array<double>"), _NO_ITEM).isNull()
-    problem = F.raise_error(F.lit(f"column '{name}': a row is null or holds a null; fill them or drop these rows first"))
+    problem = F.raise_error(
+        F.lit(f"column '{name}': a row is null or holds a null; fill them or drop these rows first")
+    )
     return F.when(null, problem).otherwise(column)
 
 

@@ -68,7 +68,7 @@ class BatchPredictor(ABC):
         return [(each.dtype.name, [*each.shape[1:]]) for each in self.load()(self.arrays(row))]
 
     def arrays(self, columns: Sequence[pd.Series]) -> list[NDArray[Number]]:
-        """Return the feature columns, which hold no nulls, as arrays, rows first; raises `DataError` for ragged rows."""
+        """Return the feature columns without nulls as arrays, rows first; raises `DataError` for ragged rows."""
         return [_array(name, series) for name, series in zip(self.columns, columns, strict=True)]
 
 

@@ -57,8 +57,8 @@ def make_spark_converter(
     `parquet_row_group_size_bytes` and `compression_codec` apply only to these files. Timestamps are microseconds, as
     Spark's are. With `dtype` columns of floating point, and arrays and vectors of them, are cast; by default they are
     not. Raises `ConfigError` for an unknown codec or type, `SourceError` for a folder that cannot be opened,
-    `DataError` for a column that has no Arrow type, for two columns of one name and for a DataFrame without rows; without a folder loaders raise the
-    latter.
+    `DataError` for a column that has no Arrow type, for two columns of one name and for a DataFrame without rows;
+    without a folder loaders raise the latter.
     """
     if dtype not in (None, "float32", "float64"):
         raise ConfigError("dtype", f"must be float32, float64 or None, got {dtype!r}")

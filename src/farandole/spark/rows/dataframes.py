@@ -75,9 +75,9 @@ def _number(dataframe: DataFrame, known: list[DataFrame]) -> int:
 
 
 def arrow_schema(dataframe: DataFrame) -> pa.Schema:
-    """Return the schema of the rows that ranks get; raises `DataError` naming a column that has no Arrow type
-    or the name of another one.
+    """Return the schema of the rows that ranks get.
 
+    Raises `DataError` naming a column that has no Arrow type, or the name of another column for Spark.
     Refuses streaming DataFrames: a repeated batch would bring rows twice, unless a committed log tells its attempts
     apart."""
     if dataframe.isStreaming:

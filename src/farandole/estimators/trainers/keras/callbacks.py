@@ -99,8 +99,8 @@ class EpochValues(CallbackOfBoth):
         # The weight of each value, in rows. Losses have been summed over rows already.
         weights = {name: float(self._validated if name.startswith("val_") else self._meter.rows) for name in mine}
         sums = {name: weights[name] * value if weights[name] else 0.0 for name, value in mine.items()}
-        for kind, losses in (("", self._losses), ("val_", self._held)):
-            for name, total in losses.sums.items() if losses is not None else ():
+        for kind, losses in {"": self._losses, "val_": self._held or _Losses(self.model)}.items():
+            for name, total in losses.sums.items():
                 sums[kind + name], weights[kind + name] = total, losses.share
         every = allgather_object((sums, weights))
         for name in mine:

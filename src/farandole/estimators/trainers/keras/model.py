@@ -64,9 +64,7 @@ class Inputs:
             given = [by_name[name] for name in names]
         shapes = tuple(None if None in each.shape[1:] else tuple(each.shape[1:]) for each in given)
         dtypes = tuple(keras.backend.standardize_dtype(each.dtype) for each in given)
-        return cls(
-            columns=tuple(columns), dtypes=dtypes, shapes=shapes, names=None if names is None else tuple(names)
-        )
+        return cls(columns=tuple(columns), dtypes=dtypes, shapes=shapes, names=None if names is None else tuple(names))
 
     def arrays(self, columns: Mapping[str, NDArray[Number]]) -> Structure[Array]:
         """Return the model's input, a tuple or a dictionary if it takes several.
