@@ -61,10 +61,11 @@ using RemoteTuple = std::tuple<int, int, int, int>;
 
 Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
                    const std::vector<RemoteTuple>& remotes, std::vector<int> hosts, std::vector<int> parents,
-                   unsigned cores, const Knobs& knobs, size_t cache_capacity, double spin, double timeout, double heartbeat,
-                   double stall, std::vector<int> members, std::string process_set, std::shared_ptr<Fabric> fabric,
-                   bool look_ahead, std::vector<std::string> nccl_files, const std::vector<std::string>& through_host,
-                   const std::vector<std::string>& by_nccl, bool may_share_gpu) {
+                   unsigned cores, const Knobs& knobs, size_t cache_capacity, double spin, double timeout,
+                   double heartbeat, double stall, std::vector<int> members, std::string process_set,
+                   std::shared_ptr<Fabric> fabric, bool look_ahead, std::vector<std::string> nccl_files,
+                   const std::vector<std::string>& through_host, const std::vector<std::string>& by_nccl,
+                   bool may_share_gpu) {
   Wiring wiring{rank,
                 size,
                 std::move(local_ranks),
@@ -203,8 +204,8 @@ void define_engine(nb::module_& m) {
 
   nb::class_<Calls>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
-           "hosts"_a, "parents"_a, "cores"_a, "knobs"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a, "stall"_a,
-           "members"_a = std::vector<int>{}, "process_set"_a = "", "fabric"_a.none() = nb::none(),
+           "hosts"_a, "parents"_a, "cores"_a, "knobs"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a,
+           "stall"_a, "members"_a = std::vector<int>{}, "process_set"_a = "", "fabric"_a.none() = nb::none(),
            "look_ahead"_a = true, "nccl_files"_a = std::vector<std::string>{},
            "through_host"_a = std::vector<std::string>{}, "by_nccl"_a = std::vector<std::string>{},
            "may_share_gpu"_a = false)
