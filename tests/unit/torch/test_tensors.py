@@ -119,9 +119,12 @@ def test_a_worker_unpickles_the_model_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(loaded) == 1
 
 
+def test_the_model_gets_nan() -> None:
+    (seen,) = predictor(torch.nn.Identity())(iter([(pd.Series([1.0, np.nan]),)]))
+    np.testing.assert_array_equal(seen["y__output"], [1.0, np.nan])
+
+
 def test_rows_that_cannot_be_predicted_are_named() -> None:
     apply = predictor(torch.nn.Identity())
-    with pytest.raises(DataError, match="column 'x': 1 of 2 rows are null"):
-        list(apply(iter([(pd.Series([1.0, None]),)])))
     with pytest.raises(DataError, match="column 'x': arrays of different lengths"):
         list(apply(iter([(pd.Series([np.ones(2), np.ones(3)]),)])))
