@@ -131,8 +131,10 @@ def check_metrics_of_several_outputs(rank: int, size: int) -> None:
         inputs, targets = (each[mine] for each in rows())
         weights = {"a": np.arange(1.0, 13.0)[mine], "b": np.arange(12.0, 0.0, -1.0)[mine]}
         both = build()
+        # The metrics of an output are given by its layer's name up to Keras 3.10, by its key in the dictionary since.
+        one = keras.layers.Activation("linear", name="a")(both.layers[-1].output)
         other = keras.layers.Dense(2, name="b", kernel_initializer="ones")(both.layers[0].output)
-        outputs = {"a": both.layers[-1].output, "b": other}
+        outputs = {"a": one, "b": other}
         model = keras.Model(both.inputs, outputs)
         root = keras.metrics.RootMeanSquaredError(name="root")
         metrics = {"metrics": {"a": ["mae", root], "b": "mae"}, "weighted_metrics": {"b": "mae"}}

@@ -194,6 +194,7 @@ def test_the_second_derivative_of_a_reducescatter(mode: str) -> None:
         np.testing.assert_allclose(got, (2 * 6 * total) * 2 * (2 * 2 * 3 * total**2), rtol=1e-5)
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 7), reason="JAX 0.7 gives keys the layout of their integers")
 def test_random_keys_in_a_program() -> None:
     def body(context: Context) -> Any:
         return values(jax.random.key_data(jax.jit(lambda key: hvd.broadcast(key, 1))(jax.random.key(context.rank))))

@@ -56,8 +56,9 @@ def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
     request, (rank_id, process_set) = traced.request, traced.at
     wire = f"{request.stem}.{request.name}" if request.name is not None else f"{request.stem}.unnamed."
     for tensor in tensors:
-        # XLA sees random keys as the integers that they are made of.
-        if not jnp.issubdtype(tensor.dtype, jax.dtypes.extended) and (refusal := unsupported(tensor)):
+        # XLA sees random keys as the integers that they are made of, with the layout of none before JAX 0.7.
+        is_key = jnp.issubdtype(tensor.dtype, jax.dtypes.extended) and jax.__version_info__ >= (0, 7)
+        if not is_key and (refusal := unsupported(tensor)):
             raise InvalidRequest(wire, refusal)
     membership = membership_of(request.process_set, wire)
     root = membership.place_of(request.root, wire) if request.kind in kinds.ROOTED else 0
