@@ -4,6 +4,7 @@ A member is a process that the launcher has started, with a number for life. The
 have ranks in it. When one of them is lost, or hosts come or go, the others come back for a place, and the roster forms
 the next generation of those that are there. Times are in seconds of one clock."""
 
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -114,6 +115,7 @@ class Roster:
     _short: float | None = None  # the time since which too few members are there
     _held: bool = False  # a member has come back with a state, which must not be lost
     _finished: bool = False  # a member has ended well, so no further generation is formed
+    _stepped: float = -math.inf  # the time of the last step
     _jitter: random.Random = field(default_factory=random.Random)
 
     # --- events
@@ -207,19 +209,22 @@ class Roster:
         return [member.number for member in live].index(number), [member.host for member in live]
 
     def next_time(self) -> float | None:
-        """Return the time at which `step` may have something to do without an event; None: never."""
+        """Return the time after the last step at which `step` may have something to do without an event; None: never.
+
+        A time that has passed is none: the caller would step again and again until the next event."""
         times = [rest.until for rest in self._rests.values()]
         first = self._first_wait()
         if first is not None:
             times += [first + GATHER, first + self._patience]
         if self._short is not None:
             times.append(self._short + self.limits.patience)
-        return min(times, default=None)
+        return min((each for each in times if each > self._stepped), default=None)
 
     # --- decisions
 
     def step(self, now: float) -> list[Action]:
         """Return what is to be done now, in order. An `Outcome` is the last action of a job."""
+        self._stepped = now
         outcome = self._outcome(now)
         if outcome is not None:
             return [outcome]

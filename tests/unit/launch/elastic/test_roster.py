@@ -39,6 +39,8 @@ class World:
         if self.obeying or self.outcome is not None:
             return []
         actions = self.roster.step(self.now)
+        due = self.roster.next_time()
+        assert due is None or due > self.now, "the launcher would step again and again"
         self.obeying = True  # as in a launcher, all actions of a step come before the next one
         for action in actions:
             self._obey(action)
