@@ -93,6 +93,20 @@ def test_a_launcher_takes_a_job_over(tmp_path: Path) -> None:
         assert not record.exists()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("home")
+def test_a_launcher_that_takes_over_ends_a_member_that_is_stopped(tmp_path: Path) -> None:
+    """It cannot call, and would stay for ever."""
+    with training(tmp_path, *SIZES, "--min-np", "2") as job:
+        alive = kill_launcher(job)
+        stopped = alive.pop(1)
+        os.kill(stopped, signal.SIGSTOP)
+        with training(tmp_path, *SIZES, "--min-np", "2", "--join", "last") as joined:
+            joined.wait(lambda: 4 in joined.sizes(), "it is replaced")
+            assert not is_alive(stopped)
+            assert set(alive.values()) <= set(joined.finish())
+
+
 @pytest.mark.usefixtures("home")
 def test_a_launcher_takes_over_a_training_that_has_just_ended(tmp_path: Path) -> None:
     with training(tmp_path, *SIZES, "--min-np", "2") as job:

@@ -25,7 +25,7 @@ from farandole.launch.processes import GRACE
 from farandole.meeting.handshake import new_secret
 from farandole.meeting.launched.elastic import MemberEnvironment, show_place
 from farandole.meeting.launched.elastic_messages import Back, Hosts, Leave, Place
-from farandole.meeting.launched.stuck import BUSY
+from farandole.meeting.launched.stuck import BUSY, end_here
 from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import note_launches
 from farandole.topology import TORCH_PLACES, Topology
@@ -302,6 +302,8 @@ class ElasticJob:
             code = self._noted_end(number)
             if code is not None or at <= now:
                 del self._absent[number]
+                if code is None:
+                    end_here(number, self._secret)  # it may be stopped
                 self._note_end(_Ended(number, end_without_launcher(number, code)), now)
 
     def _noted_end(self, number: int) -> int | None:

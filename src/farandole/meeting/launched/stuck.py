@@ -15,7 +15,7 @@ from farandole.errors import FarandoleError
 from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline
 
-__all__ = ["FAMILY", "StuckMembers", "is_below_launcher", "is_stopped", "is_stopped_here", "state_of"]
+__all__ = ["FAMILY", "StuckMembers", "end_here", "is_below_launcher", "is_stopped", "is_stopped_here", "state_of"]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class StuckMembers:
             self._silent.clear()
         for number, address in others.items() if waits else ():
             began = time.monotonic()
-            if not self._is_silent(address) or not (found := _processes_of(number, self._secret)):
+            if not self._is_silent(address) or not _processes_of(number, self._secret):
                 self._silent.pop(number, None)
                 continue
             silence = time.monotonic() - self._silent.setdefault(number, began)
@@ -53,9 +53,7 @@ class StuckMembers:
                 continue
             text = "member %d is lost: it gave no sign of life for %.2g s while others waited: it is stuck"
             log.warning(text, number, silence)
-            for pid in found:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            end_here(number, self._secret)
 
     def _is_silent(self, address: str) -> bool:
         for _ in range(LOOKS):
@@ -72,6 +70,13 @@ class StuckMembers:
                 sock.close()
                 return False
         return True
+
+
+def end_here(number: int, secret: bytes) -> None:
+    """Kill the processes of the member `number` on this machine, also stopped ones."""
+    for pid in _processes_of(number, secret):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def is_stopped_here(number: int, secret: bytes) -> bool:
