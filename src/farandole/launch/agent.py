@@ -22,6 +22,7 @@ from farandole.launch.messages import (
     Answer,
     Ask,
     End,
+    EndMember,
     FromLauncher,
     Gone,
     Hello,
@@ -115,6 +116,8 @@ class _Service:
             elif isinstance(message, Look):
                 if self._local.is_stopped(message.member, message.secret):
                     self._messages.send(Stopped(message.member))
+            elif isinstance(message, EndMember):
+                self._local.end_member(message.member, message.secret)
             elif isinstance(message, Recall):
                 if (code := self._local.noted_end(message.log)) is not None:
                     self._messages.send(Recalled(message.log, code))

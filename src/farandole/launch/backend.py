@@ -138,6 +138,12 @@ class Agent(Protocol):
         Does not wait: an agent on another host looks now, for the next call within two seconds."""
         ...
 
+    def end_member(self, member: int, secret: bytes) -> None:
+        """Kill the processes of an elastic job's member on this host, also stopped ones. Does not wait.
+
+        `secret` is that of the job."""
+        ...
+
     def noted_end(self, log: str) -> int | None:
         """Return the exit code of a rank of this host that has ended after its launcher; `log` is its survivor log.
 

@@ -3,7 +3,7 @@
 The agent writes MARKER first, because a login shell may print other text before.
 
     agent -> launcher    Hello (once), Answer, Line, Stopped, Recalled, End, Gone
-    launcher -> agent    Ask, Start, Look, Recall, Terminate, Quit
+    launcher -> agent    Ask, Start, Look, Recall, EndMember, Terminate, Quit
     both                 Alive, every few seconds
 """
 
@@ -88,6 +88,14 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class EndMember:
+    """Orders the agent to kill the processes of an elastic job's member; `secret` is that of the job."""
+
+    member: int
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Recall:
     """Asks how a rank has ended that has outlived its launcher; `log` is its survivor log."""
 
@@ -148,9 +156,9 @@ class Gone:
 
 
 FromAgent: TypeAlias = Hello | Answer | Line | Stopped | Recalled | End | Gone
-FromLauncher: TypeAlias = Ask | Start | Look | Recall | Terminate | Quit
+FromLauncher: TypeAlias = Ask | Start | Look | Recall | EndMember | Terminate | Quit
 FROM_AGENT = Kinds[FromAgent | Alive](Hello, Answer, Line, Stopped, Recalled, End, Gone, Alive)
-FROM_LAUNCHER = Kinds[FromLauncher | Alive](Ask, Start, Look, Recall, Terminate, Quit, Alive)
+FROM_LAUNCHER = Kinds[FromLauncher | Alive](Ask, Start, Look, Recall, EndMember, Terminate, Quit, Alive)
 
 
 class Messages(Generic[M]):

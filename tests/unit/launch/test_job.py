@@ -47,6 +47,9 @@ class FakeAgent:
     def is_stopped(self, member: int, secret: bytes) -> bool:
         raise NotImplementedError
 
+    def end_member(self, member: int, secret: bytes) -> None:
+        raise NotImplementedError
+
     def noted_end(self, log: str) -> int | None:
         raise NotImplementedError
 

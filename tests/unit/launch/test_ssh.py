@@ -122,7 +122,7 @@ def test_a_host_tells_how_a_rank_has_ended_that_outlived_its_launcher(agent: Age
     assert agent.noted_end(log) == 3
 
 
-def test_a_host_tells_that_a_member_is_stopped(agent: Agent) -> None:
+def test_a_host_tells_that_a_member_is_stopped_and_ends_it(agent: Agent) -> None:
     secret, ends, found = bytes(16), Ends(), threading.Event()
     member = MemberEnvironment(number=3, launcher="", secret=secret).write()
     words = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(100)"]
@@ -146,7 +146,11 @@ def test_a_host_tells_that_a_member_is_stopped(agent: Agent) -> None:
     assert not agent.is_stopped(4, secret)
     os.kill(int(lines[0]), signal.SIGCONT)
     wait_until(False)
-    rank.terminate(timedelta(0))
+    os.kill(int(lines[0]), signal.SIGSTOP)
+    agent.end_member(4, secret)
+    agent.end_member(3, bytes(15))
+    assert not rank.wait_gone(timedelta(seconds=1))
+    agent.end_member(3, secret)
     assert rank.wait_gone(WAIT)
 
 

@@ -15,7 +15,7 @@ from farandole.launch.failures import exit_failure
 from farandole.launch.processes import RankProcess
 from farandole.launch.reserved import ReservedPort
 from farandole.launch.survivors import noted_end
-from farandole.meeting.launched.stuck import is_stopped_here
+from farandole.meeting.launched.stuck import end_here, is_stopped_here
 from farandole.topology import host_identity, loopback_address
 
 OnRankMessage: TypeAlias = Callable[[int, str, Mapping[str, object]], None]  # rank, kind, content
@@ -65,6 +65,10 @@ class LocalAgent:
     def is_stopped(self, member: int, secret: bytes) -> bool:
         """Return whether a process of the member is stopped."""
         return is_stopped_here(member, secret)
+
+    def end_member(self, member: int, secret: bytes) -> None:
+        """Kill the member's processes."""
+        end_here(member, secret)
 
     def noted_end(self, log: str) -> int | None:
         """Return what the rank's guard has noted."""

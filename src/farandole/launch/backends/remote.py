@@ -124,6 +124,11 @@ class RemoteAgent:
             self._messages.send(messages.Look(member, secret))
         return time.monotonic() - self._stopped.get(member, -math.inf) < FRESH
 
+    def end_member(self, member: int, secret: bytes) -> None:
+        """Have the agent kill the member's processes."""
+        with contextlib.suppress(OSError):  # the host is lost
+            self._messages.send(messages.EndMember(member, secret))
+
     def noted_end(self, log: str) -> int | None:
         """Return what the agent has answered, and have it look again."""
         if log not in self._recalled:

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import TypedDict
 
 from farandole.cores import threads_per_rank
-from farandole.launch.backend import Assignment, Backend, Host, OnLine, Rank, Task
+from farandole.launch.backend import Agent, Assignment, Backend, Host, OnLine, Rank, Task
 from farandole.launch.elastic.hosts import Agents, Found, HostDiscovery, Opened, OpenedAgent, Watch, log_hosts
 from farandole.launch.elastic.joining import Adopted, Record, end_without_launcher
 from farandole.launch.elastic.members import Came, Left, Members, Returned
@@ -25,7 +25,7 @@ from farandole.launch.processes import GRACE
 from farandole.meeting.handshake import new_secret
 from farandole.meeting.launched.elastic import MemberEnvironment, show_place
 from farandole.meeting.launched.elastic_messages import Back, Hosts, Leave, Place
-from farandole.meeting.launched.stuck import BUSY, end_here
+from farandole.meeting.launched.stuck import BUSY
 from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import note_launches
 from farandole.topology import TORCH_PLACES, Topology
@@ -299,18 +299,19 @@ class ElasticJob:
                 rank = Adopted(number, pid, f"{self._survivor_logs}/{number}", on_line, self._end_of, leave)
                 self._started[number] = _Seat(rank, Host(place[0], place[1] + 1), opened)
         for number, at in list(self._absent.items()):
-            code = self._noted_end(number)
+            agent = self._agent_of(number)
+            code = None if agent is None else agent.noted_end(f"{self._survivor_logs}/{number}")
             if code is not None or at <= now:
                 del self._absent[number]
-                if code is None:
-                    end_here(number, self._secret)  # it may be stopped
+                if code is None and agent is not None:
+                    agent.end_member(number, self._secret)  # it may be stopped
                 self._note_end(_Ended(number, end_without_launcher(number, code)), now)
 
-    def _noted_end(self, number: int) -> int | None:
-        """Return the exit code of a member that has ended while there was no launcher."""
+    def _agent_of(self, number: int) -> Agent | None:
+        """Return the agent of the host of a lost launcher's member; None without one."""
         place = None if self._record is None else self._record.members.get(number)
         opened = None if place is None else self._agents.opened(place[0])
-        return opened.agent.noted_end(f"{self._survivor_logs}/{number}") if opened else None
+        return opened.agent if opened else None
 
     def _end_of(self, number: int, failure: Failure | None) -> None:
         self._events.put(_Ended(number, failure))
