@@ -29,4 +29,6 @@ def taken_names(rows: DataFrame) -> Callable[[str], bool]:
 
 def _compared(rows: DataFrame) -> Callable[[str], str]:
     """Return the function that gives equal texts for names that are equal for Spark."""
-    return str if rows.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
+    # A setting's text may be written in any case itself.
+    is_sensitive = str(rows.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true"
+    return str if is_sensitive else str.lower

@@ -109,8 +109,9 @@ def collected(dataframes: Sequence[DataFrame], num_proc: int) -> Iterator[list[F
             arrow_schema(dataframe)  # raises for a column that cannot be collected, either
             try:
                 table, paths = dataframe.toArrow(), list[str]()
-            except pa.ArrowInvalid as error:  # from PySpark, for vectors that are null
-                raise DataError("", f"Arrow cannot hold the rows; fill or drop null vectors first: {error}") from error
+            except pa.ArrowInvalid as error:  # from PySpark, for vectors that are null among others
+                problem = f"Arrow cannot hold the rows ({error}); fill or drop null vectors, if there are any"
+                raise DataError("", problem) from error
             for rank in range(num_proc):
                 first, last = (table.num_rows * place // num_proc for place in (rank, rank + 1))
                 rows = spill(
