@@ -5,12 +5,6 @@
 #include "collectives/shm_stripes.h"
 
 namespace farandole {
-namespace {
-
-/// A larger result is no longer in a cache when the caller reads it after the operation.
-constexpr size_t kCached = size_t{8} << 20;
-
-}  // namespace
 
 void shm_allgather(SharedMesh& mesh, const std::byte* mine, std::span<std::byte* const> out,
                    std::span<const size_t> bytes) {

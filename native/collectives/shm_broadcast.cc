@@ -7,6 +7,7 @@ void shm_broadcast(SharedMesh& mesh, std::span<const Piece> pieces, int root) {
   const BucketView bucket(pieces);
   const size_t step = whole_slot_step(mesh);
   const bool sends = mesh.rank() == root;
+  const auto deliver = bucket.bytes() > kCached ? stream_bytes : copy_bytes;
   in_stripes(
       mesh, bucket.bytes(), step,
       [&](uint32_t stripe, size_t at) {
@@ -23,7 +24,7 @@ void shm_broadcast(SharedMesh& mesh, std::span<const Piece> pieces, int root) {
         mesh.await_arrived(stripe, root);
         const std::byte* slot = mesh.slot(root, stripe);
         bucket.for_each(at, step_bytes(bucket.bytes(), at, step),
-                        [&](const Piece& piece, size_t done) { copy_bytes(piece.out, slot + done, piece.bytes); });
+                        [&](const Piece& piece, size_t done) { deliver(piece.out, slot + done, piece.bytes); });
       });
 }
 

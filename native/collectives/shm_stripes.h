@@ -8,6 +8,9 @@
 
 namespace farandole {
 
+/// A larger result is no longer in a cache when the caller reads it after the operation.
+constexpr size_t kCached = size_t{8} << 20;
+
 /// Runs two halves for every stripe. `put(stripe, at)` writes bytes from offset `at` on into this rank's slots;
 /// `take(stripe, at)`, one stripe behind, reads the other ranks' slots. Each stripe advances `step` bytes of the
 /// `longest` share. While a rank reads one stripe, the others write the next.
