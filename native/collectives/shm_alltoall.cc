@@ -16,8 +16,7 @@ void shm_alltoall(SharedMesh& mesh, std::span<const std::byte* const> in, std::s
           if (const size_t count = step_bytes(send[index], at, step); count > 0)
             SharedMesh::copy_to_slot(mesh.slot(mesh.rank(), stripe, peer), in[index] + at, count);
         });
-        if (const size_t count = step_bytes(send[me], at, step); count > 0)
-          deliver(out[me] + at, in[me] + at, count);
+        if (const size_t count = step_bytes(send[me], at, step); count > 0) deliver(out[me] + at, in[me] + at, count);
       },
       [&](uint32_t stripe, size_t at) {
         for_each_peer(mesh, [&](int peer) {
