@@ -3,8 +3,9 @@
 The contenders run the same training: three ranks, a small model, steps of 20 ms, and may lose one step at most.
 farandole's survivors go on in their processes and keep no copies. `torchrun --max-restarts` ends all processes and
 starts them again: the program reads the state of the last step from a file. `--torchft PYTHON` adds torchft over gloo,
-in a Python that has it; its ranks go on in their processes, too. Prints medians, least and most in seconds, and the
-ratios of the medians."""
+in a Python that has it; its ranks go on in their processes, too. `--hosts` has farandole's ranks on two hosts instead:
+network namespaces with an sshd each, which needs root. There it also cuts a cable. Prints medians, least and most in
+seconds, and the ratios of the medians."""
 
 import argparse
 import os
@@ -20,7 +21,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from namespaces import DEVICE, ip
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from helpers.ssh_hosts import serving_hosts
+
 RANKS = 3
+HEARTBEAT = 3  # seconds without a sign of life after which a rank on another host is lost: the default
 PATIENCE = 300.0  # seconds; torchrun may fail to connect its ranks, and starts them once more
 COMMON = """
 import os, sys, time, torch
@@ -169,10 +176,19 @@ class Job:
 
     def kill_one(self, dice: random.Random) -> float:
         """Kill a rank once all train; return the seconds until the next step of ranks that have met again."""
+        return self._time_to_next_step(lambda pids: os.kill(dice.choice(pids), signal.SIGKILL))
+
+    def cut(self, space: str) -> float:
+        """Cut the cable of a host once all train; return the seconds until the next step of the others."""
+        seconds = self._time_to_next_step(lambda _: ip("-n", space, "link", "set", DEVICE, "down"))
+        ip("-n", space, "link", "set", DEVICE, "up")
+        return seconds
+
+    def _time_to_next_step(self, strike: Callable[[Sequence[int]], None]) -> float:
         recent = self._wait(_all_train)
         before = {each.pid: each.starts for each in recent}
         began = time.monotonic()
-        os.kill(dice.choice(sorted(before)), signal.SIGKILL)
+        strike(sorted(before))
 
         def met_again(steps: list[Step]) -> list[Step]:
             later = [each for each in steps if each.at > began]
@@ -217,14 +233,33 @@ def _all_train(steps: list[Step]) -> list[Step]:
     return last if whole and len(last) == 20 else []
 
 
+SIZES = ["-np", str(RANKS), "--min-np", "1", "--max-np", str(RANKS), "--blacklist-cooldown-range", "0.5", "0.5"]
+RUN = [sys.executable, "-P", "-m"]
+
+
 def contenders(torchft: str | None) -> Iterator[tuple[str, list[str], str]]:
-    run = [sys.executable, "-P", "-m"]
-    sizes = ["-np", str(RANKS), "--min-np", "1", "--max-np", str(RANKS), "--blacklist-cooldown-range", "0.5", "0.5"]
-    yield "farandole", [*run, "farandole.launch.cli", "run", *sizes, sys.executable], FARANDOLE
+    yield "farandole", [*RUN, "farandole.launch.cli", "run", *SIZES, sys.executable], FARANDOLE
     restarts = ["--standalone", f"--nproc-per-node={RANKS}", "--max-restarts=1000", "--monitor-interval=0.1"]
-    yield "torchrun", [*run, "torch.distributed.run", *restarts], TORCHRUN
+    yield "torchrun", [*RUN, "torch.distributed.run", *restarts], TORCHRUN
     if torchft is not None:
         yield "torchft", [torchft, "-c", TORCHFT_LAUNCHER], TORCHFT
+
+
+def measure_hosts(kills: int, floats: int, dice: random.Random) -> None:
+    """Measure two hosts, one of which has two of the ranks."""
+    with tempfile.TemporaryDirectory() as folder, serving_hosts(Path(folder)) as hosts:
+        first, second = hosts.names
+        options = [*SIZES, "-H", f"{first}:2,{second}:1", *hosts.options]
+        words = [*RUN, "farandole.launch.cli", "run", *options, sys.executable]
+        job = Job("farandole on two hosts", words, FARANDOLE, floats, Path(folder))
+        try:
+            killed = [job.kill_one(dice) for _ in range(kills)]
+            cut = [job.cut(hosts.spaces[1]) - HEARTBEAT for _ in range(min(kills, 5))]
+        finally:
+            job.close()
+        print(f"{job.name}: kill -9 to the next step: {_spread(killed)}; {len(killed)} kills")
+        print(f"{job.name}: cut cable to the next step, after the heartbeat: {_spread(cut)}; {len(cut)} cuts")
+        print(f"{job.name}: the others wait for a rank that joins: {_spread(job.stalls())}")
 
 
 def main() -> None:
@@ -234,7 +269,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--torchft", metavar="PYTHON", help="a Python with torchft, to measure it too")
     parser.add_argument("--only", metavar="NAMES", help="contenders to measure, such as farandole,torchft")
+    parser.add_argument("--hosts", action="store_true", help="measure farandole on two hosts instead")
     given = parser.parse_args()
+    floats = int(given.megabytes * 1e6 / 4)
+    if given.hosts:
+        measure_hosts(given.kills, floats, random.Random(given.seed))
+        return
     times: dict[str, list[float]] = {}
     stalls: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -244,7 +284,7 @@ def main() -> None:
             place = Path(folder, name)
             place.mkdir()
             dice = random.Random(given.seed)
-            job = Job(name, words, program, int(given.megabytes * 1e6 / 4), place)
+            job = Job(name, words, program, floats, place)
             times[name] = []
             try:
                 for _ in range(given.kills):

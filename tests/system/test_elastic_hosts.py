@@ -52,6 +52,7 @@ def test_hosts_come_go_and_are_cut_off(hosts: Hosts, tmp_path: Path) -> None:
         since = len(job.output)
         job.wait(lambda: 3 in job.sizes(since), "the host is back")
         job.finish()
+    assert "and its host answers nothing either" in job.report()
 
 
 def test_a_rank_that_is_stopped_on_another_host_is_put_aside(hosts: Hosts, tmp_path: Path) -> None:

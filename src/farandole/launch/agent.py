@@ -28,12 +28,12 @@ from farandole.launch.messages import (
     Hello,
     Line,
     Look,
+    Looked,
     Messages,
     Quit,
     Recall,
     Recalled,
     Start,
-    Stopped,
 )
 from farandole.launch.processes import GRACE
 from farandole.launch.survivors import append_line, note_end
@@ -114,8 +114,7 @@ class _Service:
             elif isinstance(message, Start):
                 self._start(message)
             elif isinstance(message, Look):
-                if self._local.is_stopped(message.member, message.secret):
-                    self._messages.send(Stopped(message.member))
+                self._messages.send(Looked(message.member, self._local.is_stopped(message.member, message.secret)))
             elif isinstance(message, EndMember):
                 self._local.end_member(message.member, message.secret)
             elif isinstance(message, Recall):

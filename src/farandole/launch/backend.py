@@ -138,6 +138,11 @@ class Agent(Protocol):
         Does not wait: an agent on another host looks now, for the next call within two seconds."""
         ...
 
+    @property
+    def silence(self) -> float:
+        """The seconds for which the agent has owed an answer to `is_stopped`; 0 if it owes none."""
+        ...
+
     def end_member(self, member: int, secret: bytes) -> None:
         """Kill the processes of an elastic job's member on this host, also stopped ones. Does not wait.
 

@@ -2,7 +2,7 @@
 
 The agent writes MARKER first, because a login shell may print other text before.
 
-    agent -> launcher    Hello (once), Answer, Line, Stopped, Recalled, End, Gone
+    agent -> launcher    Hello (once), Answer, Line, Looked, Recalled, End, Gone
     launcher -> agent    Ask, Start, Look, Recall, EndMember, Terminate, Quit
     both                 Alive, every few seconds
 """
@@ -125,10 +125,11 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """The answer to `Look` for a member that is stopped; there is none for another one."""
+class Looked:
+    """The answer to `Look`."""
 
     member: int
+    is_stopped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +156,9 @@ class Gone:
     rank: int
 
 
-FromAgent: TypeAlias = Hello | Answer | Line | Stopped | Recalled | End | Gone
+FromAgent: TypeAlias = Hello | Answer | Line | Looked | Recalled | End | Gone
 FromLauncher: TypeAlias = Ask | Start | Look | Recall | EndMember | Terminate | Quit
-FROM_AGENT = Kinds[FromAgent | Alive](Hello, Answer, Line, Stopped, Recalled, End, Gone, Alive)
+FROM_AGENT = Kinds[FromAgent | Alive](Hello, Answer, Line, Looked, Recalled, End, Gone, Alive)
 FROM_LAUNCHER = Kinds[FromLauncher | Alive](Ask, Start, Look, Recall, EndMember, Terminate, Quit, Alive)
 
 

@@ -47,6 +47,10 @@ class FakeAgent:
     def is_stopped(self, member: int, secret: bytes) -> bool:
         raise NotImplementedError
 
+    @property
+    def silence(self) -> float:
+        raise NotImplementedError
+
     def end_member(self, member: int, secret: bytes) -> None:
         raise NotImplementedError
 

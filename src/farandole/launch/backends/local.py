@@ -66,6 +66,11 @@ class LocalAgent:
         """Return whether a process of the member is stopped."""
         return is_stopped_here(member, secret)
 
+    @property
+    def silence(self) -> float:
+        """0: it answers at once."""
+        return 0.0
+
     def end_member(self, member: int, secret: bytes) -> None:
         """Kill the member's processes."""
         end_here(member, secret)

@@ -60,6 +60,7 @@ class RemoteAgent:
         self._lost: str | None = None
         self._answers: dict[str, Answer] = {}
         self._stopped: dict[int, float] = {}  # members, and the time at which the agent found them stopped
+        self._asked = math.inf  # the time of the first question about a member that has no answer yet
         self._recalled: dict[str, int] = {}  # logs of ranks that have ended without their launcher, and exit codes
         self._changed = threading.Condition()
         self._messages = Messages[FromAgent](*connection.pipes(), messages.FROM_AGENT)
@@ -122,7 +123,13 @@ class RemoteAgent:
         """Return whether the agent has just found a process of the member stopped, and have it look again."""
         with contextlib.suppress(OSError):  # the host is lost
             self._messages.send(messages.Look(member, secret))
+        self._asked = min(self._asked, time.monotonic())
         return time.monotonic() - self._stopped.get(member, -math.inf) < FRESH
+
+    @property
+    def silence(self) -> float:
+        """The seconds for which the agent has owed an answer to `is_stopped`; 0 if it owes none."""
+        return max(0.0, time.monotonic() - self._asked)
 
     def end_member(self, member: int, secret: bytes) -> None:
         """Have the agent kill the member's processes."""
@@ -165,8 +172,10 @@ class RemoteAgent:
                     with self._changed:
                         self._answers[message.reach] = message
                         self._changed.notify_all()
-                elif isinstance(message, messages.Stopped):
-                    self._stopped[message.member] = time.monotonic()
+                elif isinstance(message, messages.Looked):
+                    self._asked = math.inf
+                    if message.is_stopped:
+                        self._stopped[message.member] = time.monotonic()
                 elif isinstance(message, messages.Recalled):
                     self._recalled[message.log] = message.code
                 elif not isinstance(message, messages.Hello):

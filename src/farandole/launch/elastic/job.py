@@ -18,6 +18,7 @@ from farandole.launch.elastic.hosts import Agents, Found, HostDiscovery, Opened,
 from farandole.launch.elastic.joining import Adopted, Record, end_without_launcher
 from farandole.launch.elastic.members import Came, Left, Members, Returned
 from farandole.launch.elastic.roster import End, Form, Limits, Outcome, Roster, Start, Tell
+from farandole.launch.elastic.silence import PING_EVERY, why_lost
 from farandole.launch.failures import Failure
 from farandole.launch.hosts import is_local
 from farandole.launch.job import GONE
@@ -25,16 +26,13 @@ from farandole.launch.processes import GRACE
 from farandole.meeting.handshake import new_secret
 from farandole.meeting.launched.elastic import MemberEnvironment, show_place
 from farandole.meeting.launched.elastic_messages import Back, Hosts, Leave, Place
-from farandole.meeting.launched.stuck import BUSY
 from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import note_launches
 from farandole.topology import TORCH_PLACES, Topology
 
 log = logging.getLogger(__name__)
 
-PING_EVERY = 0.25  # seconds
 STILL = 4  # answers of a rank that has finished no operation meanwhile: it seems to wait for others
-SILENT = 6  # questions without an answer, while other ranks wait, after which a member that is stopped is lost
 LOST_HOST = 255  # code of a member whose host is lost
 LEAVE = 10.0  # seconds for a member that was told to end
 RETURN = 15.0  # seconds for the members of a lost launcher to call this one
@@ -210,14 +208,13 @@ class ElasticJob:
         self._next_ping = now + PING_EVERY
         signs = {number: self._members.ask(number) for number in self._roster.live}
         trains = self._roster.training
-        if not self._roster.is_awaited and all(signs[number].still < STILL for number in trains):
+        is_awaited = self._roster.is_awaited
+        if not is_awaited and all(signs[number].still < STILL for number in trains):
             return
         for number, asked in [(each, signs[each].unanswered) for each in trains]:
             seat = self._started.get(number)
-            # One question earlier, because the agent of another host answers later.
-            is_stopped = asked >= SILENT and seat is not None and seat.opened.agent.is_stopped(number, self._secret)
-            if PING_EVERY * asked > BUSY or (asked > SILENT and is_stopped):
-                why = f"it gave no sign of life for {PING_EVERY * asked:g} s while others waited: it is stuck"
+            agent = None if seat is None else seat.opened.agent
+            if (why := why_lost(agent, number, self._secret, asked, is_awaited)) is not None:
                 log.warning("member %d is lost: %s", number, why)
                 self._depart(number)  # nobody else tells of its end if its host is lost
                 for action in self._roster.give_up(number, why, now):
