@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def framework_of(program: str) -> str:
-    return "torch" if program.startswith("torch") else "tensorflow"
+    return "torch" if "torch" in program else "tensorflow"
 
 
 def run(program: str, *options: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
