@@ -47,7 +47,8 @@ def draw(result: Mapping[str, object], lines: Sequence[Line]) -> str:
     def x(ratio: float) -> float:
         return left + (math.log10(ratio) - ends[0]) / (ends[1] - ends[0]) * (WIDTH - EDGE - left)
 
-    name = f"bench/{result['name']}.py"
+    script, _, option = str(result["name"]).partition("-")
+    name = f"bench/{script}.py --{option}" if option else f"bench/{script}.py"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 40}" {FONT}>',
         f'<rect width="{WIDTH}" height="{bottom + 40}" fill="#fff"/>',

@@ -1,19 +1,21 @@
 """Steps per second of data-parallel training with 2 ranks, compared with torch's DistributedDataParallel.
 
-    python bench/training.py [--full] [--rounds 5] [--shape NAME]...
+    python bench/training.py [--full] [--rounds 5] [--shape NAME]... [--loaded]
 
 The models are a small convolutional net, big linear layers, many small layers, and an embedding with a dense or a
 sparse gradient. Each contender trains its own copy from the same values with the same rows, in the same processes, with
 one thread of torch per rank. At the end its parameters must be equal on all ranks, and close to those of the other
-contenders. Some more steps are traced to show how much of the communication was within the backward pass. Prints steps
-per second and one table; writes bench/results/*-training.json."""
+contenders. Some more steps are traced to show how much of the communication was within the backward pass. With --loaded
+as many foreign processes as there are ranks compute all the time. Prints steps per second and one table; writes
+bench/results/*-training.json, or *-training-loaded.json."""
 
 import json
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -245,19 +247,36 @@ def speeds(races: Mapping[str, Race]) -> str:
     return "\n".join(lines)
 
 
+@contextmanager
+def foreign_load(processes: int) -> Iterator[None]:
+    """Keep so many processes computing during the block."""
+    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for each in burning:
+            each.kill()
+            each.wait()
+
+
 def main() -> None:
     parser = peers.arguments(__doc__)
     parser.add_argument("--shape", action="append", choices=SHAPES, help="only this model; may be given several times")
+    parser.add_argument("--loaded", action="store_true", help="beside foreign processes that compute")
     given = parser.parse_args()
     titles: Sequence[str] = given.shape or list(SHAPES)
     options = {"rounds": given.rounds, "repeats": 10 if given.full else 3, "shapes": titles}
-    found = peers.races_of(peers.run_ranks(__file__, RANKS, peers.LAUNCHERS["plain"], options))
+    with foreign_load(RANKS if given.loaded else 0):
+        found = peers.races_of(peers.run_ranks(__file__, RANKS, peers.LAUNCHERS["plain"], options))
     races = {title: per_step(title, found[title]) for title in titles}
     lines: list[Line] = [line for title, race in races.items() for line in compare(title, race, MUST)]
     for title in titles:
         lines += compare(f"{title}: {COMMUNICATION}", found[f"{title}: {COMMUNICATION}"], {})
-    sys.stdout.write(f"{speeds(races)}\n{table('a step of training, 2 ranks', lines)}\n")
-    sys.stdout.write(f"{record('training', found | races, ('farandole', 'torch'), lines)}\n")
+    what, name = "a step of training, 2 ranks", "training"
+    if given.loaded:
+        what, name = f"{what} beside {RANKS} foreign processes", "training-loaded"
+    sys.stdout.write(f"{speeds(races)}\n{table(what, lines)}\n")
+    sys.stdout.write(f"{record(name, found | races, ('farandole', 'torch'), lines)}\n")
 
 
 if __name__ == "__main__":
