@@ -4,6 +4,7 @@ The arguments have Petastorm's meaning, but rows are distributed differently: ev
 over all shards, in an order that changes with the epoch. docs/guide/data.md lists the differences.
 """
 
+import itertools
 import logging
 import os
 from collections import namedtuple
@@ -112,7 +113,9 @@ class Reader:
         self._stopped = False
         self._items = _Pass(self._begin, self._read())
         self.last_row_consumed = False
-        self._made: type | None = None  # made from the first batch: a transform may rename columns
+        # Made from the first batch: a transform may rename columns, and return them in any order.
+        self._made: type | None = None
+        self._names: list[str] = []
 
     def __iter__(self) -> Self:
         return self
@@ -204,17 +207,18 @@ class Reader:
     def _read(self) -> Generator[object]:
         for batch in self._batches():
             make = self.record(batch)
-            columns = [_cells(values) for values in batch.values()]
+            columns = [_cells(batch[name]) for name in self._names]
             if self.batched_output:
                 yield make(*columns)
             else:
-                yield from map(make, *columns)
+                yield from itertools.starmap(make, zip(*columns, strict=True))
 
     def record(self, names: Iterable[str]) -> type:
         """Return the class of named tuples for columns of these names."""
         if self._made is None:
             # A name that is not an identifier becomes its position: _0, _1, ...
-            self._made = namedtuple("Row", names, rename=True)  # type: ignore[misc]
+            self._names = list(names)
+            self._made = namedtuple("Row", self._names, rename=True)  # type: ignore[misc]
         return self._made
 
 

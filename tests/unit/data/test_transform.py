@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from farandole.data import Ragged, make_batch_reader, make_reader
+from farandole.data import Ragged, Reading, make_batch_reader, make_reader
 from farandole.data.transform import TransformSpec, edit_field, transform_schema
 from farandole.errors import DataError
 
@@ -137,3 +137,29 @@ def test_schema_after_a_transform() -> None:
     ):
         with pytest.raises(DataError, match=refused):
             transform_schema(schema, wrong)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_arrays_of_which_few_have_another_length(tmp_path: Path, shuffle: bool) -> None:
+    pq.write_table(pa.table({"row": range(200)}), tmp_path / "rows.parquet", row_group_size=50)
+
+    def longer(row: dict[str, Any]) -> dict[str, Any]:
+        return {"row": row["row"], "items": np.full(3 if row["row"] in (60, 140) else 2, row["row"])}
+
+    reading = Reading(window=8, lanes=2)
+    options: dict[str, Any] = {"transform_spec": TransformSpec(longer), "shuffle_row_groups": shuffle}
+    with make_reader(f"file://{tmp_path}", reading=reading, **options) as reader:
+        items = {int(row.row): row.items.tolist() for row in reader}
+    assert items == {row: [row] * (3 if row in (60, 140) else 2) for row in range(200)}
+
+
+def test_columns_in_another_order_for_other_rows(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"row": range(3000)}), tmp_path / "rows.parquet", row_group_size=500)
+
+    def turned(row: dict[str, Any]) -> dict[str, Any]:
+        made = {"row": row["row"], "less": -row["row"]}
+        return made if row["row"] < 2048 else dict(reversed(made.items()))
+
+    spec, reading = TransformSpec(turned), Reading(window=1024)
+    with make_reader(f"file://{tmp_path}", transform_spec=spec, shuffle_row_groups=False, reading=reading) as reader:
+        assert [(int(row.row), int(row.less)) for row in reader] == [(row, -row) for row in range(3000)]

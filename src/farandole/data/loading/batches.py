@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 
 from farandole.data.loading.meter import Meter
-from farandole.data.loading.rounds import Columns, Piece
+from farandole.data.loading.rounds import Columns, Piece, check_same_columns
 from farandole.data.loading.values import LooseRows, Values, ValuesOrLoose, join_values, pick_rows
 from farandole.errors import SourceError
 
@@ -62,7 +62,7 @@ class BatchBuffer:
             taken = min(rows, self._end - self._at)
             parts.append({name: values[self._at : self._at + taken] for name, values in self._piece.items()})
             self._at, rows = self._at + taken, rows - taken
-        return {name: join_values([part[name] for part in parts]) for name in (parts[0] if parts else {})}
+        return {name: join_values([part[name] for part in parts], name) for name in (parts[0] if parts else {})}
 
     def _more(self, missing: int) -> bool:
         """Go to the next piece with rows if the current piece has none left; return False at an open end."""
@@ -73,6 +73,8 @@ class BatchBuffer:
                 if self._open_end:
                     return False
                 raise SourceError("the data", f"ended {missing} rows before a batch that the plan has")
+            if self._piece:
+                check_same_columns(self._piece, piece)
             self._piece, self._at, self._end = piece, 0, rows_of(piece)
             self._items = list(piece.items())  # iterated over for every batch
         return True

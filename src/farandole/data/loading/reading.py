@@ -22,6 +22,7 @@ from farandole.data.loading.process_pool import ProcessPool
 from farandole.data.loading.rounds import Columns, Piece, RowGroupReader, Transform, read_ahead, read_rounds
 from farandole.data.loading.row_memory import RowMemory, TemporaryRows
 from farandole.data.loading.settings import check_count, check_seconds
+from farandole.data.loading.values import Ragged, SparseRows, Values
 from farandole.errors import ConfigError, DataError
 
 T = TypeVar("T")
@@ -175,7 +176,7 @@ def transformed(piece: Piece, transform: Transform | None, planned: Columns) -> 
     """Return the columns, with a user's transform applied; `planned` has no rows, and the columns' planned types.
 
     Raises `DataError` for a transform that returns no columns, changes the number of rows, or leaves nulls or arrays of
-    other lengths."""
+    other lengths. What NumPy takes for an array, such as a pandas Series, becomes one."""
     if transform is None or not piece:
         return piece
     columns = joined(piece)
@@ -185,7 +186,8 @@ def transformed(piece: Piece, transform: Transform | None, planned: Columns) -> 
     returned = transform(dict(columns))
     if not isinstance(returned, Mapping) or not returned:
         raise DataError("", f"the transform must return a dictionary of columns, got {returned!r}")
-    for name, values in returned.items():
+    for name, found in returned.items():
+        values = _checked_values(name, found)
         if len(values) != rows_of(columns):
             raise DataError(
                 name,
@@ -194,3 +196,14 @@ def transformed(piece: Piece, transform: Transform | None, planned: Columns) -> 
         known = name in nulls
         made[name] = settled(name, columns[name], nulls[name], values, planned[name]) if known else values
     return made
+
+
+def _checked_values(name: str, found: object) -> Values:
+    """Return a column that a transform returned; raises `DataError` if it is no array with an item for each row."""
+    if isinstance(found, Ragged | SparseRows):
+        return found
+    array = np.asarray(found) if hasattr(found, "__array__") else None
+    if array is None or not array.ndim:
+        problem = f"the transform returned {type(found).__name__}; return an array with an item for each row"
+        raise DataError(name, problem)
+    return array

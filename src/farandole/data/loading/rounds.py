@@ -184,6 +184,8 @@ def _gathered(
     if not asked:
         return
     pieces = [(extent, pending.result()) for extent, pending in asked]
+    for _, columns in pieces[1:]:
+        check_same_columns(pieces[0][1], columns)
     parts = {name: [columns[name][each.first : each.last] for each, columns in pieces] for name in pieces[0][1]}
     if len(rows) <= _PIECES * most_rows:
         yield {name: gather_rows(values, rows, scratch, name) for name, values in parts.items()}
@@ -196,6 +198,12 @@ def _gathered(
         yield {
             name: gather_rows(cut_down(values, some[standing]), places, scratch, name) for name, values in parts.items()
         }
+
+
+def check_same_columns(one: Piece, other: Piece) -> None:
+    """Raise `DataError` for a column that only one of two pieces has: a transform may make others for other rows."""
+    for name in one.keys() ^ other.keys():
+        raise DataError(name, "is among the columns of some rows only; return the same columns for all rows")
 
 
 def _wait_for(

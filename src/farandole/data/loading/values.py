@@ -86,11 +86,14 @@ class LooseRows:
 ValuesOrLoose: TypeAlias = Values | LooseRows
 
 
-def join_values(parts: Sequence[ValuesOrLoose]) -> Values:
-    """Concatenate rows of one column; all parts must be of one class, where `LooseRows` are arrays."""
+def join_values(parts: Sequence[ValuesOrLoose], name: str = "") -> Values:
+    """Concatenate rows of column `name`. Arrays become ragged if they differ in length, or if other parts are ragged.
+
+    Raises `DataError` for parts that no class holds together."""
+    if len(parts) == 1 and not isinstance(parts[0], LooseRows):
+        return parts[0]
+    parts = parts if _are_alike(parts) else _of_one_class(parts, name)
     first = parts[0]
-    if len(parts) == 1 and not isinstance(first, LooseRows):
-        return first
     if isinstance(first, np.ndarray | LooseRows):
         arrays = [array for part in parts for array in _arrays_of(part)]
         shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
@@ -127,11 +130,11 @@ def gather_rows(
     The type of the result holds the values of all parts."""
     arrays = [array for part in parts for array in _arrays_of(part)]
     kinds = {array.dtype for array in arrays}
-    # The rows for a transform may hold nulls as objects in some parts, or arrays of other lengths.
-    if arrays and (any(isinstance(part, Ragged | SparseRows) for part in parts) or {np.dtype(object)} < kinds):
-        return gather_rows(_of_one_class(parts), rows, scratch, name)
+    # A transform may get or make nulls as objects in some parts, or arrays of other lengths.
+    if {np.dtype(object)} < kinds or not _are_alike(parts):
+        return gather_rows(_of_one_class(parts, name), rows, scratch, name)
     if not arrays:
-        return pick_rows(join_values(parts), rows)
+        return pick_rows(join_values(parts, name), rows)
     count = sum(len(array) for array in arrays)
     if sum(array.nbytes for array in arrays) >= LARGE_ROW * max(1, count):
         single = [array[row : row + 1] for array in arrays for row in range(len(array))]
@@ -167,15 +170,29 @@ def check_exact(name: str, *arrays: Array) -> None:
             raise DataError(name, f"{problem}: nulls={{'{name}': ...}}")
 
 
-def _of_one_class(parts: Sequence[ValuesOrLoose]) -> Sequence[Values]:
+def _are_alike(parts: Sequence[ValuesOrLoose]) -> bool:
+    """Return whether the parts are all ragged, all sparse, or arrays whose rows have one shape."""
+    arrays = [array for part in parts for array in _arrays_of(part)]
+    others = {type(part) for part in parts if isinstance(part, Ragged | SparseRows)}
+    return len({array.shape[1:] for array in arrays}) + len(others) <= 1
+
+
+def _of_one_class(parts: Sequence[ValuesOrLoose], name: str) -> Sequence[Values]:
     """Return parts of one class: arrays of objects if one of them is, as nulls are objects, else ragged arrays."""
-    joined = [join_values([part]) for part in parts]
-    if any(isinstance(part, np.ndarray) and part.dtype.hasobject for part in joined):
-        return [cells_of(part) for part in joined]
-    return [
-        Ragged(part.reshape(-1), np.arange(len(part) + 1) * part.shape[1]) if isinstance(part, np.ndarray) else part
-        for part in joined
-    ]
+    whole = [join_values([part], name) for part in parts]
+    if any(isinstance(part, np.ndarray) and part.dtype.hasobject for part in whole):
+        return [cells_of(part) for part in whole]
+    arrays = [part.dense() if isinstance(part, SparseRows) else part for part in whole]
+    ragged = [_as_ragged(part) if isinstance(part, np.ndarray) and part.ndim > 1 else part for part in arrays]
+    shapes = {part.values.shape[1:] if isinstance(part, Ragged) else None for part in ragged}
+    if None in shapes or len(shapes) > 1:
+        found = " and ".join(sorted(str(np.shape(cells_of(part)[0])) for part in arrays if len(part)))
+        raise DataError(name, f"has rows of shapes {found}, which no batch holds together; give them one shape")
+    return ragged
+
+
+def _as_ragged(array: Array) -> Ragged:
+    return Ragged(array.reshape(-1, *array.shape[2:]), np.arange(len(array) + 1) * array.shape[1])
 
 
 def cut_down(parts: Sequence[ValuesOrLoose], rows: NDArray[np.int64]) -> Sequence[ValuesOrLoose]:

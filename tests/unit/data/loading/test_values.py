@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 pytest.importorskip("pyarrow")
 
-from farandole.data.loading.values import LooseRows, gather_rows, join_values
+from farandole.data.loading.values import LooseRows, Ragged, Values, gather_rows, join_values
+from farandole.errors import DataError
 
 MIXED = [
     ([np.array([1, 2], np.int32), np.array([2**40 + 7, 5])], [1, 2, 2**40 + 7, 5]),
@@ -76,3 +77,29 @@ def test_an_empty_part_does_not_make_small_rows_large() -> None:
     assert isinstance(gathered, np.ndarray)
     assert gathered.tolist() == [1, 0, 3]
     assert len(scratch["x"]) == 6
+
+
+@pytest.mark.parametrize("second", [np.array([[4, 5, 6]]), Ragged(np.array([4, 5, 6]), np.array([0, 3]))])
+def test_arrays_of_other_lengths_than_earlier_ones_become_ragged(second: Values) -> None:
+    parts = [np.array([[0, 1], [2, 3]]), second]
+    expected = [[0, 1], [2, 3], [4, 5, 6]]
+    joined, gathered = join_values(parts), gather_rows(parts, np.array([2, 0, 1]), {}, "x")
+    assert isinstance(joined, Ragged) and [row.tolist() for row in joined.rows()] == expected
+    assert isinstance(gathered, Ragged)
+    assert [row.tolist() for row in gathered.rows()] == [expected[row] for row in (2, 0, 1)]
+
+
+UNLIKE = [
+    (np.zeros(3), np.zeros((1, 2))),
+    (np.zeros((3, 2, 2)), np.zeros((1, 2, 3))),
+    (np.zeros((3, 2, 2)), Ragged(np.zeros((4, 3)), np.array([0, 4]))),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), UNLIKE)
+def test_rows_that_no_class_holds_together_are_refused(first: Values, second: Values) -> None:
+    refused = "column 'x': has rows of shapes .* and .*, which no batch holds together"
+    with pytest.raises(DataError, match=refused):
+        join_values([first, second], "x")
+    with pytest.raises(DataError, match=refused):
+        gather_rows([first, second], np.arange(4), {}, "x")
