@@ -1,5 +1,6 @@
 """Files of a data set in any file system of fsspec, and checks that they have not changed."""
 
+import logging
 import os
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from farandole._native import read_files
 from farandole.data.formats.partitions import base_of
-from farandole.data.formats.places import files_below, has_signs, inner_path
+from farandole.data.formats.places import files_below, has_signs, inner_path, is_note, is_note_of_glob, same_file
 from farandole.data.formats.row_groups import File
 from farandole.data.formats.source import Source
 from farandole.data.loading.agreement import Gather, from_first, place_in, together
@@ -28,6 +29,8 @@ from farandole.errors import FarandoleError, SourceError
 from farandole.masking import hide_cause, mask, secret_values
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 # Threads that request sizes and marks of remote files; they wait most of the time.
 _LOOKERS = 16
@@ -109,10 +112,10 @@ class Files:
 
         Returns the file system, the files sorted by path, and the folder below which folders' names are columns
         (`base_of`). In folders, names that begin with "_" or "." belong to other tools and are left out. So are files
-        that do not end in `suffix`, unless no file does. `opened` is the result of `at` for these URLs; with it, files
-        of web servers have no size yet, because asking costs a request. A `growing` folder may be empty or absent, and
-        only its files that end in `suffix` count. Raises `SourceError` if there is no file, if the URLs belong to
-        several file systems, and for the folder of a table that has a log, or a part of it.
+        that do not end in `suffix`, in any case, unless no file does. `opened` is the result of `at` for these URLs;
+        with it, files of web servers have no size yet, because asking costs a request. A `growing` folder may be empty
+        or absent, and only its files that end in `suffix` count. Raises `SourceError` if there is no file, if the URLs
+        belong to several file systems, and for the folder of a table that has a log, or a part of it.
         """
         asked = [urls] if isinstance(urls, str) else list(urls)
         if not asked or "" in asked:  # fsspec would read "" as the current folder
@@ -327,13 +330,15 @@ class Files:
                     more, folders = self._list(url, place, suffix, growing)
                 paths.update(more)
                 tops.update(folders)
+        if self.local and not growing and (pair := same_file(paths)) is not None:
+            log.warning("%s and %s are one file, whose rows come twice; remove one of the two paths", *pair)
         return files | {file.path: file for file in self.look(sorted(paths))}, tops
 
     def _list(self, url: str, place: str, suffix: str | tuple[str, ...], growing: bool) -> tuple[list[str], list[str]]:
         """Return files, and the folders that hold them: given, matched, or those of single files."""
         is_dir = os.path.isdir if self.local else self.fs.isdir  # fsspec's does not follow links
         if has_signs(place, local=self.local):
-            found = [path for path in self.fs.glob(place) if not _is_note(path, "")]
+            found = [path for path in self.fs.glob(place) if not is_note_of_glob(path, place)]
             folders = [path for path in found if is_dir(path)]
             files = [path for path in found if path not in folders]
         else:
@@ -354,8 +359,10 @@ class Files:
     ) -> list[str]:
         """Return the data files among all files in a folder; raises `SourceError` if they belong to a table."""
         refuse_listed_table(folder, everything)
-        found = [path for path in everything if not _is_note(path, folder)]
-        chosen = [path for path in found if path.endswith(suffix)]
+        found = [path for path in everything if not is_note(inner_path(path, folder))]
+        chosen = [path for path in found if path.lower().endswith(suffix)]
+        if chosen and not growing and (others := sorted(set(found).difference(chosen))):
+            log.warning("%d files that do not end in %s are left out, such as %s", len(others), suffix, mask(others[0]))
         return chosen if chosen or growing else found
 
 
@@ -391,8 +398,3 @@ class FilesSource(Source):
     def check(self) -> None:
         """Raise `SourceError` if a file has changed or vanished since it was opened."""
         self._files.check(self._listed)
-
-
-def _is_note(path: str, folder: str) -> bool:
-    inner = inner_path(path, folder).split("/") if folder else [posixpath.basename(path)]
-    return any(part.startswith(("_", ".")) and "=" not in part for part in inner)

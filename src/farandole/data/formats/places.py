@@ -4,6 +4,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from urllib.parse import unquote
 
 import fsspec
@@ -66,6 +67,34 @@ def inner_path(path: str, folder: str) -> str:
     prefix = f"{folder.rstrip('/')}/"
     # The usual case; `relpath` takes 15 us.
     return path[len(prefix) :] if path.startswith(prefix) else posixpath.relpath(path, folder)
+
+
+def is_note(inner: str) -> bool:
+    """Return whether a path below a data set belongs to another tool: one of its names begins with "_" or ".".
+
+    Such are `_SUCCESS`, and `_temporary/`, where Spark leaves the rows of a job that failed."""
+    return any(part.startswith(("_", ".")) and "=" not in part for part in inner.split("/"))
+
+
+def is_note_of_glob(path: str, glob: str) -> bool:
+    """Return whether a path that a glob matched is a note; one in a folder of a note only if the glob names none."""
+    top = posixpath.dirname(re.split(r"[*?\[]", glob)[0])
+    folder, name = posixpath.split(inner_path(path, top))
+    return is_note(name) or (is_note(folder) and not is_note(posixpath.dirname(inner_path(glob, top))))
+
+
+def same_file(paths: Iterable[str]) -> tuple[str, str] | None:
+    """Return two of these local paths that lead to one file, as by a link; None if there are none.
+
+    Paths that are not there are left out."""
+    known: dict[tuple[int, int], str] = {}
+    for path in sorted(paths):
+        with suppress(OSError):
+            found = os.stat(path)
+            other = known.setdefault((found.st_dev, found.st_ino), path)
+            if other != path and found.st_ino:
+                return other, path
+    return None
 
 
 def files_below(folder: str) -> tuple[list[str], list[str]]:

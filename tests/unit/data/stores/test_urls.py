@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,30 @@ def test_links_in_a_circle_and_into_a_table_are_named(tmp_path: Path) -> None:
     link.symlink_to(tmp_path / "table" / "day=1")
     with pytest.raises(SourceError, match="table: is a Delta table"):
         ParquetSource(str(tmp_path / "data"))
+
+
+@pytest.mark.parametrize("glob", ["**/*.parquet", "**", "*/*/*.parquet"])
+def test_globs_leave_out_folders_of_other_tools(tmp_path: Path, glob: str) -> None:
+    write(tmp_path / "_above" / "day=1" / "deep" / "a.parquet", 1)
+    write(tmp_path / "_above" / "_temporary" / "0" / "a.parquet", 1)
+    write(tmp_path / "_above" / "day=1" / ".trash" / "a.parquet", 1)
+    assert rows_at(f"{tmp_path}/_above/{glob}") == [1]
+    assert rows_at(f"{tmp_path}/_above/*/.trash/*.parquet") == [1]
+
+
+def test_files_with_other_endings_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number, name in enumerate(["a.parquet", "B.PARQUET", "_c", "000000_0", "d.pq"]):
+        write(tmp_path / name, number)
+    assert rows_at(str(tmp_path)) == [0, 1]
+    assert f"2 files that do not end in .parquet are left out, such as {tmp_path}/000000_0" in caplog.messages
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_paths_of_one_file_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, link: Any) -> None:
+    real = write(tmp_path / "a.parquet", 1)
+    link(real, tmp_path / "b.parquet")
+    assert rows_at(str(tmp_path)) == [1, 1]
+    assert f"{real} and {tmp_path}/b.parquet are one file, whose rows come twice" in caplog.text
 
 
 def test_a_file_that_a_link_names_may_not_change(tmp_path: Path) -> None:
