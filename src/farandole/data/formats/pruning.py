@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -39,8 +39,20 @@ def rows_that_hold(table: pa.Table, branches: Sequence[Sequence[Condition]]) -> 
 
     numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows)))
     mask = np.zeros(table.num_rows, bool)
-    mask[numbered.filter(pq.filters_to_expression(branches))[_ROW].to_numpy()] = True
+    typed = [[_typed(table.schema.field(condition[0]).type, condition) for condition in branch] for branch in branches]
+    mask[numbered.filter(pq.filters_to_expression(typed))[_ROW].to_numpy()] = True
     return mask
+
+
+def _typed(kind: pa.DataType, condition: Condition) -> Condition:
+    """Return a condition whose integers are unsigned if the column is; Arrow refuses an int64 beside 2**63."""
+    name, operator, value = condition
+    several = operator in ("in", "not in")
+    values: list[Any] = list(value) if several and isinstance(value, Iterable) else [value]
+    if kind != pa.uint64() or not all(isinstance(each, int | np.integer) and 0 <= each < 2**64 for each in values):
+        return condition
+    typed = pa.array([int(each) for each in values], kind)
+    return name, operator, typed if several else typed[0]
 
 
 def may_hold(condition: Condition, bounds: Bounds, rows: Sequence[int]) -> NDArray[np.bool_]:
@@ -65,7 +77,10 @@ def may_hold(condition: Condition, bounds: Bounds, rows: Sequence[int]) -> NDArr
     elif operator in ("=", "=="):
         possible = holds("<=", bounds.least, value) & holds(">=", bounds.most, value)
     elif operator == "in" and not floating:  # for floats, `in` compares in the column's own precision
-        each = [holds("<=", bounds.least, one) & holds(">=", bounds.most, one) for one in listed]
+        try:
+            each = [holds("<=", bounds.least, one) & holds(">=", bounds.most, one) for one in listed]
+        except pa.ArrowException:  # `in` casts values, as of a time in another zone, that are not compared otherwise
+            return np.ones(len(rows), bool)
         possible = np.logical_or.reduce([np.zeros(len(rows), bool), *each])
     elif operator == "!=" and not floating:  # floats may be NaN, which differs from any value and has no bounds
         possible = holds("!=", bounds.least, value) | holds("!=", bounds.most, value)

@@ -136,3 +136,26 @@ def test_what_is_chosen_from_a_choice_is_pruned_by_its_bounds(tmp_path: Path) ->
     assert [row for group in second.row_groups for row in second.read(group, ["row"])["row"].to_pylist()] == [
         *range(20, 33)
     ]
+
+
+NOON = datetime.datetime(2024, 1, 1, 12, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "condition", "expected"),
+    [
+        (pa.timestamp("ms", "Asia/Tokyo"), [NOON, None], ("x", "in", [NOON]), [0]),
+        (pa.date32(), [DAY, None], ("x", "in", ["2024-01-01"]), [0]),
+        (pa.uint64(), [0, 7, 2**63, None, 2**64 - 1], ("x", ">", 7), [2, 4]),
+        (pa.uint64(), [0, 7, 2**63, None, 2**64 - 1], ("x", "==", 2**64 - 1), [4]),
+        (pa.uint64(), [0, 7, 2**63, None, 2**64 - 1], ("x", "in", {7, 2**63}), [1, 2]),
+    ],
+)
+def test_values_that_arrow_does_not_compare_with_bounds(
+    tmp_path: Path, kind: pa.DataType, rows: list[Any], condition: Condition, expected: list[int]
+) -> None:
+    table = pa.table({"x": pa.array(rows, kind), "row": range(len(rows))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    chosen = SelectedSource(ParquetSource(str(tmp_path)), [condition])
+    found = [row for group in chosen.row_groups for row in chosen.read(group, ["row"])["row"].to_pylist()]
+    assert found == expected
