@@ -144,6 +144,8 @@ class Arrays(Field):
     def _convert(self, column: pa.Array) -> Values:
         flat = column
         for length in [math.prod(self.shape)] if self.flat else self.shape:
+            if flat.null_count:  # `flatten` leaves them out
+                raise DataError(self.name, f"{flat.null_count} arrays within its arrays are null; fill them before")
             if pa.types.is_fixed_size_list(flat.type):
                 flat = flat.flatten()
                 continue

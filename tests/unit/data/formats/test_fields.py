@@ -147,6 +147,13 @@ def test_nulls_need_a_value_that_stands_for_them(tmp_path: Path) -> None:
         read(tmp_path, pa.array([[1.0, None], [1.0, 2.0], [1.0, 2.0]]))
 
 
+@pytest.mark.parametrize("length", [-1, 2])
+def test_null_arrays_within_arrays_are_named(tmp_path: Path, length: int) -> None:
+    rows = [[[1, 2], [3, 4]], [[1, 2], [3, 4]], [[1, 2], None]]
+    with pytest.raises(DataError, match=r"column 'x': row group 0 of .*: 1 arrays within its arrays are null"):
+        read(tmp_path, pa.array(rows * 2, pa.list_(pa.list_(pa.int64(), 2), length)))
+
+
 def test_texts_become_codes_of_a_vocabulary(tmp_path: Path) -> None:
     column = pa.array(["b", "a", "b"])
     found = array_of(read(tmp_path, column, vocabulary={"x": ["a", "b"]}))
