@@ -178,6 +178,11 @@ ABSENT_MODULES: Mapping[str, str] = {
         ("petastorm.unischema", "petastorm.codecs", "petastorm.etl", "petastorm.ngram"),
         "write plain Parquet, whose columns are read as they are stored",
     ),
+    "petastorm.selectors": "give filters= or predicate= to the reader",
+    "petastorm.local_disk_cache": "give cache_type='local-disk' and cache_location= to the reader",
+    "petastorm.fs_utils": "call fsspec.core.url_to_fs",
+    "petastorm.spark_utils": "call spark.read.parquet(url).rdd",
+    "petastorm.tools": "copy the data set with Spark, or as files",
     "petastorm.weighted_sampling_reader": "sample the DataFrame before it is written",
 }
 

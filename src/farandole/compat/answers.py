@@ -12,6 +12,7 @@ VERSION = "0.28.1"
 
 # The oldest Lightning that the estimator supports; programs compare their Lightning with it.
 MIN_PL_VERSION = "2.4"
+PETASTORM_VERSION = "0.12.1"
 
 PACKAGES = ("horovod", "sparkdl", "petastorm")
 
@@ -310,7 +311,13 @@ MODULES: Mapping[str, Module] = {
     "sparkdl.horovod.tensorflow": Module(),
     "sparkdl.horovod.tensorflow.keras": Module(by="farandole.spark.callbacks", known="LogCallback", needs="keras"),
     # Petastorm
-    "petastorm": Module(own={**_READERS, **_from("farandole.data.transform", "TransformSpec")}),
+    "petastorm": Module(
+        own={
+            **_READERS,
+            **_from("farandole.data.transform", "TransformSpec"),
+            "__version__": "farandole.compat.answers:PETASTORM_VERSION",
+        }
+    ),
     "petastorm.errors": Module(own=_from("farandole.errors", "NoDataAvailableError")),
     "petastorm.reader": Module(own=_from("farandole.data", "Reader make_reader make_batch_reader")),
     "petastorm.transform": Module(own=_TRANSFORM),

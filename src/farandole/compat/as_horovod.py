@@ -14,13 +14,13 @@ from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from farandole.compat.answers import IMPORTABLE, PACKAGES, VERSION
+from farandole.compat.answers import IMPORTABLE, PACKAGES, PETASTORM_VERSION, VERSION
 from farandole.compat.hook import INSTALLER, is_stand_in
 from farandole.errors import ConfigError
 from farandole.launch.options import CommandParser
 
 # The releases whose interface compat has.
-VERSIONS = {"horovod": VERSION, "sparkdl": "3.0.0", "petastorm": "0.12.1"}
+VERSIONS = {"horovod": VERSION, "sparkdl": "3.0.0", "petastorm": PETASTORM_VERSION}
 
 _CODE = '''"""Package of `farandole as-horovod`: gives way to the answers of farandole."""
 

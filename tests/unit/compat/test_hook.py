@@ -79,12 +79,13 @@ def test_operations_are_our_own(installed: None) -> None:
 
 
 def test_petastorms_names_are_our_own(installed: None) -> None:
-    from petastorm import TransformSpec, make_batch_reader
+    from petastorm import TransformSpec, __version__, make_batch_reader
     from petastorm.reader import Reader
 
     import farandole.data
     from farandole.data.transform import TransformSpec as own
 
+    assert __version__ == "0.12.1"
     assert (make_batch_reader, Reader, TransformSpec) == (farandole.data.make_batch_reader, farandole.data.Reader, own)
 
 
@@ -182,6 +183,8 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
             "copies are removed by fsspec",
         ),
         ("from petastorm.unischema import Unischema", "write plain Parquet"),
+        ("from petastorm.selectors import SingleIndexSelector", "give filters= or predicate= to the reader"),
+        ("from petastorm.tools.copy_dataset import copy_dataset", "copy the data set with Spark, or as files"),
         ("import horovod.nothing_of_the_kind", "No module named 'horovod.nothing_of_the_kind'"),
         ("from horovod.torch import nothing_of_the_kind", "cannot import name 'nothing_of_the_kind'"),
     ],
