@@ -74,7 +74,7 @@ def _type_of(column: str, value: object, name: str) -> pa.DataType:
     if isinstance(value, bool | int | float | str | bytes | np.generic):
         try:
             return pa.scalar(value).type
-        except (pa.ArrowException, TypeError, OverflowError) as error:
+        except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
             raise DataError(column, f"{name}: no column holds {value!r:.60}: {error}") from error
     raise DataError(column, f"{name}: no column holds {type(value).__name__}; decode must return numbers or arrays")
 
@@ -168,7 +168,7 @@ def _shape_of(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
 def _scalars(values: Sequence[object], names: Sequence[str], field: pa.Field) -> pa.Array:
     kind = field.type
     if _are_plain(values, kind):
-        with suppress(pa.ArrowException, OverflowError):  # raised below, naming the sample
+        with suppress(pa.ArrowException, OverflowError, UnicodeError):  # raised below, naming the sample
             return pa.array(values, kind)
     for value, name in zip(values, names, strict=True):
         if value is not None and not _holds(kind, value):
@@ -195,5 +195,5 @@ def _holds(kind: pa.DataType, value: object) -> bool:
         return False
     try:
         return bool(plain != plain or pa.scalar(value, kind).as_py() == plain)
-    except (pa.ArrowException, OverflowError):
+    except (pa.ArrowException, OverflowError, UnicodeError):
         return False

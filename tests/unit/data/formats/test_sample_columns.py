@@ -96,6 +96,7 @@ def test_the_first_samples_decide_a_type_that_holds_them_and_later_ones_are_exac
         (np.int8(1), 128),
         (True, 1),
         ("a", b"a"),
+        ("a", "\ud800"),
         (b"a", "a"),
         (1, np.array([1, 2])),
     ],
@@ -106,7 +107,7 @@ def test_a_later_value_that_the_type_does_not_hold_exactly_is_refused_with_both_
         column_of([first, later], ["line 1 of a.jsonl", "line 2 of a.jsonl"], field)
 
 
-@pytest.mark.parametrize("value", [2**70, np.complex64(1), None, {}])
+@pytest.mark.parametrize("value", [2**70, np.complex64(1), None, {}, "\ud800"])
 def test_a_value_that_no_column_holds_is_refused_with_its_sample(value: object) -> None:
     with pytest.raises(DataError, match=r"column 'x': line 1: no column holds "):
         schema_of([{"x": value}], ["line 1"])
