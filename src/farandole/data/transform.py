@@ -1,6 +1,7 @@
 """Petastorm's `TransformSpec`: a transform of rows by a function of a pandas frame, or of one row."""
 
 import datetime
+import math
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -66,6 +67,10 @@ class TransformSpec:
         import pandas as pd
 
         made = self.func(pd.DataFrame({name: pd.Series(_cells(values)) for name, values in columns.items()}))
+        if not isinstance(made, pd.DataFrame):
+            raise DataError("", f"the transform must return a frame, got {type(made).__name__}")
+        if not made.columns.is_unique:
+            raise DataError(str(made.columns[made.columns.duplicated()][0]), "is in the transform's frame twice")
         return self._chosen(
             {str(name): self._from_series(str(name), made[name], columns.get(str(name))) for name in made.columns}
         )
@@ -76,37 +81,58 @@ class TransformSpec:
             return self._chosen(columns)
         cells = {name: _cells(values) for name, values in columns.items()}
         count = len(next(iter(cells.values())))
-        made = [self.func({name: each[place] for name, each in cells.items()}) for place in range(count)]
+        made = [self._row(self.func({name: each[place] for name, each in cells.items()})) for place in range(count)]
         if not made:
             return self._chosen(columns)
-        return self._chosen({name: self.column(name, [row[name] for row in made]) for name in made[0]})
+        for row in made:
+            if other := row.keys() ^ made[0].keys():
+                raise DataError(min(other), "is in some rows of the transform only; return the same columns for each")
+        return {name: self.column(name, [row[name] for row in made]) for name in made[0]}
 
-    def column(self, name: str, cells: list[object]) -> Values:
-        """Return a column's cells, one per row, as an array of the type and shape in `edit_fields`, if it has them."""
+    def column(self, name: str, cells: Sequence[object]) -> Values:
+        """Return a column's cells, one per row, as an array of the type and shape in `edit_fields`, if it has them.
+
+        Raises `DataError` for cells that make no such array."""
+        try:
+            return self._array_of(name, cells)
+        except (TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(name, f"the transform's rows make no column: {error}") from error
+
+    def _row(self, made: object) -> dict[str, Any]:
+        if not isinstance(made, Mapping):
+            raise DataError("", f"the transform must return a dictionary for a row, got {type(made).__name__}")
+        return self._chosen(made)
+
+    def _array_of(self, name: str, cells: Sequence[object]) -> Values:
         wanted = self.edit_fields.get(name)
         # Texts and bytes are objects, as in columns that are read.
         kind = None if wanted is None else np.dtype(object) if wanted[0].kind in "US" else wanted[0]
+        first = cells[0] if len(cells) else None
+        if isinstance(first, (datetime.datetime, datetime.timedelta)):
+            cells = _as_stored(name, cells, kind)
         if wanted is not None and None not in wanted[1]:
-            return np.array(cells, kind).reshape(len(cells), *wanted[1])
-        if cells and isinstance(cells[0], (np.ndarray, list, tuple)):
-            arrays = [np.asarray(cell, kind) for cell in cells]
+            return _of_shape(name, _typed(name, cells, kind), wanted[1])
+        if isinstance(first, (np.ndarray, list, tuple)):
+            arrays = [_typed(name, cell, kind) for cell in cells]
             if len({each.shape for each in arrays}) == 1:
                 return np.stack(arrays)
             return Ragged(np.concatenate(arrays), np.concatenate([[0], np.cumsum([len(each) for each in arrays])]))
-        if cells and isinstance(cells[0], (str, bytes)):
+        if isinstance(first, (str, bytes)):
             return np.array(cells, object)
-        if wanted is None and cells and isinstance(cells[0], _STORED):
+        if wanted is None and isinstance(first, _STORED):
             table = pa.table({name: cells})
             (field,) = plan_fields(table.schema, [name], table, FieldOptions())
             return field.values(table[name])
-        return np.array(cells, kind)
+        return _typed(name, cells, kind)
 
     def _from_series(self, name: str, series: "pd.Series", given: Values | None) -> Values:
         """Return a frame's column with its dtype there; times have the unit of `given`, the column before."""
         if getattr(series.dtype, "tz", None) is not None:
             series = series.dt.tz_convert(None)
         if name in self.edit_fields:
-            return self.column(name, series.to_list())
+            return self.column(name, series.to_list() if series.dtype == object else series.to_numpy())
         missing = int(series.isna().sum())
         # NaN is a value, and objects are the function's own. Integers would become floats where some are missing.
         if missing and series.dtype.kind != "f" and series.dtype != object:
@@ -153,3 +179,42 @@ def _cells(values: Values) -> Array | list[Array]:
         return values.rows()
     array = values.dense() if isinstance(values, SparseRows) else values
     return array if array.ndim == 1 else list(array)
+
+
+def _typed(name: str, cells: object, kind: np.dtype[Any] | None) -> Array:
+    """Return cells as an array of a type of `edit_fields`, or of their own; fractions are cut off for integers.
+
+    Raises `DataError` for numbers that integers of the type do not hold."""
+    if kind is None or kind.hasobject:
+        return np.array(cells, kind)
+    found = np.asarray(cells)
+    if found.dtype.hasobject:
+        return np.array(cells, kind)
+    with np.errstate(invalid="ignore"):
+        made: Array = found.astype(kind)
+    if kind.kind in "iu" and found.dtype.kind in "iuf":
+        whole = np.trunc(found) if found.dtype.kind == "f" else found
+        if not np.array_equal(whole, made):
+            lost = whole[whole != made].flat[0]
+            raise DataError(name, f"has {lost}, which {kind}, its type in edit_fields, cannot hold")
+    return made
+
+
+def _of_shape(name: str, array: Array, shape: tuple[int | None, ...]) -> Array:
+    """Return an array whose rows have a shape of `edit_fields`, in which they may be flat; raises `DataError`."""
+    rows = array.shape[1:]
+    lengths = [length for length in shape if length is not None]
+    if rows != shape and len(array) and (len(rows) > 1 or math.prod(rows) != math.prod(lengths)):
+        raise DataError(name, f"has rows of shape {rows}, and shape {shape} in edit_fields")
+    return array.reshape(len(array), *lengths)
+
+
+def _as_stored(name: str, times: Sequence[Any], kind: np.dtype[Any] | None) -> Sequence[object]:
+    """Return times and spans of pandas as NumPy's if some have nanoseconds, which Python's classes would lose.
+
+    Raises `DataError` for nanoseconds of a column without a type in `edit_fields`, which gets microseconds."""
+    if not any(getattr(each, "nanosecond", 0) or getattr(each, "nanoseconds", 0) for each in times):
+        return times
+    if kind is None:
+        raise DataError(name, "has nanoseconds, and times in cells become microseconds; name its type in edit_fields")
+    return [each.to_numpy() for each in times]

@@ -163,3 +163,61 @@ def test_columns_in_another_order_for_other_rows(tmp_path: Path) -> None:
     spec, reading = TransformSpec(turned), Reading(window=1024)
     with make_reader(f"file://{tmp_path}", transform_spec=spec, shuffle_row_groups=False, reading=reading) as reader:
         assert [(int(row.row), int(row.less)) for row in reader] == [(row, -row) for row in range(3000)]
+
+
+def edited(url: str, cells: Any, kind: Any, shape: tuple[int, ...] = ()) -> Any:
+    spec = TransformSpec(lambda frame: frame.assign(x=cells)[["x"]], edit_fields=[edit_field("x", kind, shape)])
+    with make_batch_reader(url, ["i4"], transform_spec=spec, shuffle_row_groups=False) as reader:
+        return next(reader).x.tolist()
+
+
+def test_edited_times_keep_their_nanoseconds(typed: str) -> None:
+    assert edited(typed, pd.to_datetime([1, 10**9 + 7]), "datetime64[ns]") == [1, 10**9 + 7]
+    assert edited(typed, pd.to_timedelta([1, 7]), "timedelta64[ns]") == [1, 7]
+    assert edited(typed, pd.Series([pd.Timestamp(1), pd.Timestamp(2)], dtype=object), "datetime64[ns]") == [1, 2]
+    spec = TransformSpec(lambda row: {"x": pd.Timestamp(1)})
+    with make_reader(typed, ["i4"], transform_spec=spec) as reader, pytest.raises(DataError, match="'x': has nanosec"):
+        list(reader)
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "shape", "refused"),
+    [
+        ([1, 300], np.uint8, (), "has 300, which uint8, its type in edit_fields, cannot hold"),
+        ([1.5, 300.5], np.uint8, (), "has 300.0, which uint8"),
+        ([1.0, np.nan], np.int32, (), "has nan, which int32"),
+        ([np.array([1, -1])] * 2, np.uint8, (2,), "has -1, which uint8"),
+        ([np.zeros((2, 3))] * 2, np.float64, (3, 2), r"has rows of shape \(2, 3\), and shape \(3, 2\) in edit_fields"),
+        ([np.zeros(5)] * 2, np.float64, (3, 2), r"has rows of shape \(5,\), and shape \(3, 2\)"),
+        ([np.zeros(1), np.zeros(2)], np.float64, (2,), "the transform's rows make no column: "),
+    ],
+)
+def test_cells_that_their_edited_field_does_not_hold(
+    typed: str, cells: Any, kind: Any, shape: tuple[int, ...], refused: str
+) -> None:
+    with pytest.raises(DataError, match=f"column 'x': {refused}"):
+        edited(typed, cells, kind, shape)
+
+
+def test_edited_cells_may_be_flat_and_lose_fractions(typed: str) -> None:
+    assert edited(typed, [np.arange(6)] * 2, np.int16, (3, 2)) == [[[0, 1], [2, 3], [4, 5]]] * 2
+    assert edited(typed, [1.7, -1.7], np.int16) == [1, -1]
+
+
+@pytest.mark.parametrize(
+    ("make", "func", "refused"),
+    [
+        (make_batch_reader, lambda frame: None, "must return a frame, got NoneType"),
+        (
+            make_batch_reader,
+            lambda frame: pd.concat([frame, frame], axis=1),
+            "column 'i4': is in the transform's frame",
+        ),
+        (make_reader, lambda row: [row], "must return a dictionary for a row, got list"),
+        (make_reader, lambda row: row if row["i4"] == 1 else {**row, "x": 1}, "column 'x': is in some rows of the"),
+        (make_reader, lambda row: row if row["i4"] == 2 else {**row, "x": 1}, "column 'x': is in some rows of the"),
+    ],
+)
+def test_what_is_no_frame_and_no_row(typed: str, make: Any, func: Any, refused: str) -> None:
+    with make(typed, ["i4"], transform_spec=TransformSpec(func)) as reader, pytest.raises(DataError, match=refused):
+        list(reader)
