@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data import Batch, FieldOptions, Loader, ParquetSource, Ragged, Reading, SparseRows
+from farandole.data.formats.fields import plan_fields
 from farandole.errors import ConfigError, DataError
 
 VECTOR = pa.struct(
@@ -148,10 +149,13 @@ def test_nulls_need_a_value_that_stands_for_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [-1, 2])
-def test_null_arrays_within_arrays_are_named(tmp_path: Path, length: int) -> None:
-    rows = [[[1, 2], [3, 4]], [[1, 2], [3, 4]], [[1, 2], None]]
-    with pytest.raises(DataError, match=r"column 'x': row group 0 of .*: 1 arrays within its arrays are null"):
-        read(tmp_path, pa.array(rows * 2, pa.list_(pa.list_(pa.int64(), 2), length)))
+def test_null_arrays_within_arrays_are_named(length: int) -> None:
+    kind = pa.list_(pa.list_(pa.int64(), 2), length)
+    # Not by Parquet: pyarrow 16 does not read such rows.
+    whole, lacking = (pa.table({"x": pa.array([[[1, 2], inner]], kind)}) for inner in ([3, 4], None))
+    (field,) = plan_fields(whole.schema, ["x"], whole, FieldOptions())
+    with pytest.raises(DataError, match="column 'x': 1 arrays within its arrays are null; fill them before"):
+        field.values(lacking["x"])
 
 
 def test_texts_become_codes_of_a_vocabulary(tmp_path: Path) -> None:
