@@ -245,3 +245,22 @@ def test_speed_and_waiting_are_in_event_files_and_timelines(tmp_path: Path) -> N
         assert all(curve["args"]["data/rows_per_second"] > 0 for curve in curves)
         (file,) = (tmp_path / f"events{rank}").iterdir()
         assert file.read_bytes().count(b"data/waiting_percent") == 2
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 2), (None, 3)])
+def test_shares_that_no_rank_reads_are_told(tmp_path: Path, rank: int | None, size: int) -> None:
+    write_rows(tmp_path, [[100]])
+
+    def body(context: Context) -> None:
+        mine = context.rank if rank is None else rank
+        with pytest.raises(ConfigError, match="rows would be read twice or not at all; pass hvd"):
+            Loader(
+                ParquetSource(str(tmp_path)),
+                batch_size=5,
+                policy="join",
+                rank=mine,
+                size=size,
+                gather=hvd.allgather_object,
+            )
+
+    run_ranks(2, body)

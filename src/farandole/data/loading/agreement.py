@@ -111,5 +111,16 @@ def agree(what: str, mine: str, gather: Gather | None) -> None:
         raise ConfigError(what, f"differs between ranks ({each}); open the same files in the same way on every rank")
 
 
+def check_places(rank: int, size: int, gather: Gather | None, *, alone: bool = False) -> None:
+    """Raise `ConfigError` on every rank unless each of `size` shares of the rows is that of some rank.
+
+    Several ranks may have one share, as the parts of one model do, unless `alone`. Collective with `gather`."""
+    places = gather(rank) if gather is not None else list(range(size))
+    if set(range(size)).difference(places) or (alone and places != list(range(size))):
+        given = ", ".join(map(str, places))
+        problem = f"is {given} on the ranks, and size is {size}, so that rows would be read twice or not at all"
+        raise ConfigError("rank", f"{problem}; pass hvd.rank() and hvd.size()")
+
+
 def _spell(failure: Exception) -> str:
     return str(failure) if isinstance(failure, FarandoleError) else mask(f"{type(failure).__name__}: {failure}")

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from farandole.data.formats.columns import columns_to_read
-from farandole.data.loading.agreement import Gather, agree, together
+from farandole.data.loading.agreement import Gather, agree, check_places, together
 from farandole.data.loading.loader import LANES_BYTES, SMALLER, Loader
 from farandole.data.loading.plans import GlobalPlan, LocalPlan
 from farandole.data.loading.reading import ROUND_BYTES
@@ -68,6 +68,7 @@ class FeedLoader(Loader):
             raise ConfigError("gather", "is needed: ranks know only their own rows; hvd.allgather_object is one")
         if asked.processes:
             raise ConfigError("processes", "cannot read what only this process has; transform on threads")
+        check_places(self._rank, self._size, gather, alone=True)
         agree("the loader", f"{self._settings()}, seed {asked.seed}, shuffle {asked.shuffle}", gather)
         options = asked.fields
         mine = together(lambda: look_at_share(self._source, columns, options, LANES_BYTES), gather)

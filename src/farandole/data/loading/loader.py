@@ -12,7 +12,7 @@ from farandole.data.formats.fields import lengths_in_rows, plan_fields
 from farandole.data.formats.row_groups import RowGroup, fingerprint, rows_in
 from farandole.data.formats.shard_source import is_own
 from farandole.data.formats.source import LEAST_WINDOW, Source
-from farandole.data.loading.agreement import Gather, agree, in_step, together
+from farandole.data.loading.agreement import Gather, agree, check_places, in_step, together
 from farandole.data.loading.batches import Batch, BatchBuffer, empty_like, fill_up, joined, rows_of
 from farandole.data.loading.meter import Meter, Metrics
 from farandole.data.loading.order import MIXED, Order, choose_lanes, choose_window
@@ -267,6 +267,7 @@ class Loader:
         agree("the data", f"{len(rows)} row groups of {rows.sum()} rows, fingerprint {self._fingerprint:x}", gather)
         agree("the columns", self._kinds_text(), gather)
         agree("the loader", f"{self._settings()}, {self._order_text()}", gather)
+        check_places(self._rank, self._size, gather)
         self._plan = self._plan_steps(order)
         if len(rows) < self._size and self._rank == 0:
             text = "%d row groups for %d ranks: several ranks read each of them; write smaller row groups to read less"

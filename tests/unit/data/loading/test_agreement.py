@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.data.loading.agreement import AHEAD_BYTES, in_step
-from farandole.errors import SourceError
+from farandole.data.loading.agreement import AHEAD_BYTES, check_places, in_step
+from farandole.errors import ConfigError, SourceError
 from helpers.meeting import Meeting
 
 
@@ -57,3 +57,28 @@ def test_small_items_are_asked_for_together(item_bytes: int, exchanges: int) -> 
     meeting = Meeting(1)
     assert take(meeting, 0, items(33, None), item_bytes)[0] == list(range(33))
     assert meeting.exchanges == exchanges
+
+
+@pytest.mark.parametrize(
+    ("places", "size", "alone", "right"),
+    [
+        ([0, 1], 2, True, True),
+        ([0, 0, 1, 1], 2, False, True),  # two ranks for each part of a model
+        ([0, 0, 1, 1], 2, True, False),
+        ([0, 1, 0, 1], 4, False, False),  # local ranks on two hosts
+        ([0, 1], 3, False, False),
+        ([1, 0], 2, True, False),
+    ],
+)
+def test_each_share_of_the_rows_is_that_of_a_rank(places: list[int], size: int, alone: bool, right: bool) -> None:
+    def gather(mine: object) -> list[object]:
+        assert mine == places[0]
+        return [*places]
+
+    if right:
+        check_places(places[0], size, gather, alone=alone)  # type: ignore[arg-type]
+    else:
+        with pytest.raises(
+            ConfigError, match=f"rank: is {', '.join(map(str, places))} on the ranks, and size is {size}"
+        ):
+            check_places(places[0], size, gather, alone=alone)  # type: ignore[arg-type]
