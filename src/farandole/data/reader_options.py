@@ -62,6 +62,11 @@ class ReaderOptions:
                 raise ConfigError(name, why)
         if (self.cur_shard is None) != (self.shard_count is None):
             raise ConfigError("cur_shard", "and shard_count go together")
+        if self.shard_count is not None:
+            check_count("shard_count", self.shard_count, 1)
+        spec: object = self.transform_spec
+        if spec is not None and not isinstance(spec, TransformSpec):
+            raise ConfigError("transform_spec", f"must be TransformSpec(...), got {spec!r}")
         if self.num_epochs is not None:  # None: endless
             check_count("num_epochs", self.num_epochs, 1)
         if self.reader_pool_type not in ("thread", "process", "dummy"):

@@ -191,6 +191,7 @@ def test_a_transform_that_loses_rows_is_refused(url: str) -> None:
         ("rowgroup_selector", object()),
         ("filesystem", object()),
         ("cur_shard", 1),
+        ("transform_spec", len),
         ("num_epochs", 0),
         ("reader_pool_type", "fibre"),
         ("cache_type", "remote"),
@@ -200,6 +201,8 @@ def test_a_transform_that_loses_rows_is_refused(url: str) -> None:
 def test_options_that_cannot_be_kept_are_refused(url: str, option: str, value: object) -> None:
     with pytest.raises(ConfigError):
         make_reader(url, **{option: value})
+    with pytest.raises(ConfigError, match="shard_count: must be >= 1, got 0"):
+        make_reader(url, cur_shard=0, shard_count=0)
     with pytest.raises(TypeError, match="colour"):
         make_reader(url, colour=1)
 
