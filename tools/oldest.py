@@ -58,7 +58,13 @@ ENVIRONMENTS = {
     "jax": Environment(
         extras=("data", "jax", "keras"),
         loose=("jaxlib", "ml-dtypes", "scipy"),
-        tests=("tests/conformance", "tests/ranks/test_jax.py", "tests/ranks/test_keras.py", "tests/unit/jax"),
+        tests=(
+            "tests/conformance",
+            "tests/ranks/test_jax.py",
+            "tests/ranks/test_jax_programs.py",
+            "tests/ranks/test_keras.py",
+            "tests/unit/jax",
+        ),
         arguments=OTHERS,
     ),
     "tensorflow": Environment(

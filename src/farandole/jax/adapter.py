@@ -114,6 +114,20 @@ def unsupported(tensor: Array) -> str | None:
     return f"dtype {tensor.dtype} is not supported; use one of {', '.join(sorted(_DTYPES))}"
 
 
+def numbers_of(array: Array) -> Array:
+    """Return the integers that random keys are made of, and any other array as it is."""
+    return jax.random.key_data(array) if _holds_keys(array) else array
+
+
+def keys_of(numbers: Array, like: Array) -> Array:
+    """Return `numbers` as random keys of the kind of `like` if that holds keys."""
+    return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(like)) if _holds_keys(like) else numbers
+
+
+def _holds_keys(array: Array) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
+
+
 def _elsewhere(tensor: Array) -> str | None:
     """Return why the place of an array keeps the engine from it, or None."""
     devices: set[jax.Device] = tensor.sharding.device_set

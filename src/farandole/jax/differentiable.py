@@ -29,12 +29,12 @@ eager: Requests[Array] = Requests(JaxAdapter())
 
 
 class Differentiable(Requests[Array]):
-    """Requests that become part of the program if their arrays are traced; they then block when the program runs."""
+    """Requests that become part of the program that is being traced, if any; they then block when the program runs."""
 
     def run(self, request: Request, tensors: Array | Sequence[Array], write: bool = False) -> Any:
         """Return the result of `request`; see `Requests.run`."""
         each: Sequence[Array] = tensors if request.grouped else (tensors,)  # type: ignore[assignment]  # a group is one
-        if write or not any(map(is_traced, each)):
+        if write or not traced.joins_program(*each):
             return super().run(request, tensors, write)
         if request.splits is not None:
             request = request._replace(splits=tuple(self.adapter.read_splits(request.splits, "alltoall")))
@@ -47,14 +47,13 @@ class Differentiable(Requests[Array]):
 def _traced(request: Request, tensors: Sequence[Array]) -> TracedRequest:
     shapes = tuple(tuple(jnp.shape(tensor)) for tensor in tensors)
     wire = request.stem if request.name is None else f"{request.stem}.{request.name}"
-    named = request.renamed(traced.traced_name(request.name))
-    return TracedRequest(named, address_of(request.process_set, wire), shapes)
+    return TracedRequest(request, address_of(request.process_set, wire), shapes)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def operate(call: TracedRequest, tensors: Arrays) -> Arrays:
     """Perform the request, or add it to the program that is being traced."""
-    if any(map(is_traced, tensors)):
+    if traced.joins_program(*tensors):
         return traced.run(call, tensors)
     # The arrays have values, because jax.grad calls this outside of a program.
     if call.request.grouped:
@@ -157,7 +156,7 @@ def _of_allgather(call: TracedRequest, shapes: tuple[tuple[int, ...], ...], grad
     averages = operate(_reduction(call, Reduction(Average)), grads)
     rows = [shape[0] for shape in shapes]
     membership = membership_of(call.request.process_set, "backward")
-    if any(map(is_traced, grads)):
+    if traced.joins_program():
         # Inside programs the rows are spread as by a reducescatter: the first ranks have one more if there is a rest.
         spread = [divmod(grad.shape[0], membership.size) for grad in grads]
         starts = [membership.rank * each + min(membership.rank, rest) for each, rest in spread]
@@ -171,9 +170,9 @@ def _of_allgather(call: TracedRequest, shapes: tuple[tuple[int, ...], ...], grad
 def _back_from_alltoall(call: TracedRequest, grad: Array, received: Array | None) -> Any:
     if grad.dtype == jax.dtypes.float0:
         return np.zeros(call.shapes[0], jax.dtypes.float0)
-    parts = None if is_traced(received) else tuple(int(part) for part in np.asarray(received))
-    if is_traced(grad):
-        parts = None
+    parts = None if traced.joins_program(received) else tuple(int(part) for part in np.asarray(received))
+    if is_traced(grad) and call.request.splits is None:
+        parts = None  # the ranks' parts are equal, and a batch of gradients takes no splits
     back, _ = operate(call.backward(splits=parts, shapes=(grad.shape,)), (grad,))
     # Rows beyond the splits were not sent.
     unsent = call.shapes[0][0] - back.shape[0]

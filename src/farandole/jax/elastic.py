@@ -23,7 +23,7 @@ import numpy as np
 from farandole.core import default
 from farandole.core.operations.objects import broadcast_object
 from farandole.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
-from farandole.jax.adapter import Array
+from farandole.jax.adapter import Array, numbers_of
 from farandole.jax.ops import broadcast
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "JaxState", "ObjectState", "State", "run"]
@@ -84,18 +84,14 @@ class _Form:
 
     @classmethod
     def of(cls, array: Array) -> "_Form":
-        numbers = _numbers(array)
+        numbers = numbers_of(array)
         return cls(numbers.shape, numbers.dtype, "" if numbers is array else str(jax.random.key_impl(array)))
 
     def like(self, leaf: object) -> Array:
         """Return the array to overwrite: `leaf` if it has this form, else a new one."""
         if isinstance(leaf, jax.Array) and _Form.of(leaf) == self:
-            return _numbers(leaf)
+            return numbers_of(leaf)
         return jnp.zeros(self.shape, self.dtype)
 
     def array(self, numbers: Array) -> Array:
         return jax.random.wrap_key_data(numbers, impl=self.impl) if self.impl else numbers
-
-
-def _numbers(array: Array) -> Array:
-    return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array

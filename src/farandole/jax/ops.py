@@ -17,8 +17,9 @@ from farandole.core.operations.compression import (
 from farandole.core.operations.ops import Operations
 from farandole.core.operations.reduction import Average
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
-from farandole.jax.adapter import Array, JaxAdapter
+from farandole.jax.adapter import Array, JaxAdapter, keys_of, numbers_of
 from farandole.jax.differentiable import Differentiable
+from farandole.jax.traced import joins_program
 
 __all__ = [
     "Compression",
@@ -61,14 +62,19 @@ def allreduce(
     `jax.errors.JaxRuntimeError`. All ops but Adasum are differentiable.
     """
     leaves, form = jax.tree.flatten(tree)
-    if len(leaves) == 1:
+    # Integers have no gradients, for which jax.grad returns arrays without values.
+    held = [place for place, leaf in enumerate(leaves) if getattr(leaf, "dtype", None) != jax.dtypes.float0]
+    if len(held) == 1:
         whole = _operations.allreduce(
-            _array(leaves[0]), None, name, compression, op, prescale_factor, postscale_factor, process_set
+            _array(leaves[held[0]]), None, name, compression, op, prescale_factor, postscale_factor, process_set
         )
         reduced = [whole]
     else:
-        reduced = grouped_allreduce(leaves, op, name, compression, prescale_factor, postscale_factor, process_set)
-    tree = jax.tree.unflatten(form, reduced)
+        arrays = [leaves[place] for place in held]
+        reduced = grouped_allreduce(arrays, op, name, compression, prescale_factor, postscale_factor, process_set)
+    for place, array in zip(held, reduced, strict=True):
+        leaves[place] = array
+    tree = jax.tree.unflatten(form, leaves)
     return tree
 
 
@@ -109,9 +115,10 @@ def broadcast(
 ) -> Tree:
     """Return the array, or the pytree of arrays, of rank `root_rank`; all ranks' shapes and dtypes must be equal."""
     leaves, form = jax.tree.flatten(tree)
-    arrays = [_array(leaf) for leaf in leaves]
+    given = [_array(leaf) for leaf in leaves]
+    arrays = [numbers_of(array) for array in given]
     names: list[str | None] = [name] if len(arrays) == 1 else [name and f"{name}.{i}" for i in range(len(arrays))]
-    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+    if joins_program(*arrays):
         spread = [
             _operations.broadcast(array, root_rank, each, process_set)
             for array, each in zip(arrays, names, strict=True)
@@ -122,7 +129,7 @@ def broadcast(
             for array, each in zip(arrays, names, strict=True)
         ]
         spread = [handle.wait() for handle in handles]
-    tree = jax.tree.unflatten(form, spread)
+    tree = jax.tree.unflatten(form, list(map(keys_of, spread, given)))
     return tree
 
 
@@ -177,6 +184,8 @@ def _array(given: object) -> Array:
     array = jnp.asarray(given)
     held = np.asarray(given)
     # JAX makes 32 bits of 64 without a word, unless jax_enable_x64 is set.
-    if held.dtype.kind in "iu" and held.dtype != array.dtype and not np.array_equal(held, np.asarray(array)):
-        raise OverflowError(f"{held.min()} to {held.max()} do not fit into {array.dtype}; set jax_enable_x64")
+    if held.dtype.kind in "iu" and held.dtype != array.dtype and held.size:
+        least, most, limits = held.min(), held.max(), np.iinfo(array.dtype)
+        if least < limits.min or most > limits.max:
+            raise OverflowError(f"{least} to {most} do not fit into {array.dtype}; set jax_enable_x64")
     return array

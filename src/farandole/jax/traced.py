@@ -4,49 +4,69 @@ XLA starts independent calls in any order, which may differ between ranks. This 
 while it waits, and each has a name of its own in its program."""
 
 import struct
-import threading
-from weakref import ReferenceType, ref
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src.core import trace_ctx  # JAX has no public access to the program that is being traced
+from jax._src.interpreters.mlir import register_attribute_handler  # or to how a call's attributes are written
+from jax.extend.mlir import ir
 
 from farandole.core.operations import kinds
 from farandole.core.operations.reduction import Adasum
 from farandole.core.process_sets.process_set import membership_of
 from farandole.errors import InvalidRequest
-from farandole.jax.adapter import Array, unsupported
+from farandole.jax.adapter import Array, is_traced, unsupported
 from farandole.jax.plugin import register
 from farandole.jax.traced_request import TracedRequest
 
 
-class _Program(threading.local):
-    """The program that this thread traces, and the number of its operations without a name so far."""
+class _Name:
+    """The name of a call, which becomes unique when JAX writes the program for XLA.
 
-    trace: ReferenceType[object] | None = None
-    count: int = 0
+    Not when the call is traced: JAX keeps what it has traced of a jitted function and uses it in other programs, and
+    ranks may have traced different numbers of programs. Names are compared by identity, so that JAX does not take two
+    calls for one."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
 
 
-_program = _Program()
+# The names that are taken in each program, by the context of MLIR that it is written in.
+_taken: WeakKeyDictionary[ir.Context, set[str]] = WeakKeyDictionary()
 
 
-def traced_name(name: str | None) -> str | None:
-    """Return `name`, or a number within the program that is being traced if it is None; None outside of a program.
+def _write(name: _Name) -> ir.Attribute:
+    """Return the attribute for the name; a name that the program has already gets a number.
 
-    Ranks that trace the same program get the same names, even if they trace it a different number of times."""
-    program = None
+    Ranks that trace the same program get the same names, because JAX writes it in its order."""
+    taken = _taken.setdefault(ir.Context.current, set())
+    unique, number = name.text, 0
+    while unique in taken:
+        number += 1
+        unique = f"{name.text}.{number}"
+    taken.add(unique)
+    return ir.StringAttr.get(unique)
+
+
+register_attribute_handler(_Name, _write)
+
+
+def joins_program(*tensors: Array | None) -> bool:
+    """Return whether an operation on `tensors` is part of a program: they are traced, or a program is being traced.
+
+    Within a program, arrays that it does not take as arguments have values."""
+    return any(map(is_traced, tensors)) or _is_tracing_program()
+
+
+def _is_tracing_program() -> bool:
     trace: object = trace_ctx.trace
     while trace is not None:
         if hasattr(trace, "frame"):  # this trace makes a program; others transform one
-            program = trace
+            return True
         trace = getattr(trace, "parent_trace", None)
-    if name is not None or program is None:
-        return name
-    if _program.trace is None or _program.trace() is not program:
-        _program.trace, _program.count = ref(program), 0
-    _program.count += 1
-    return f"traced.{_program.count - 1}"
+    return False
 
 
 def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -54,7 +74,9 @@ def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
 
     Raises `InvalidRequest` for an unsupported dtype, and if the shape of a result is not known at this point."""
     request, (rank_id, process_set) = traced.request, traced.at
-    wire = f"{request.stem}.{request.name}" if request.name is not None else f"{request.stem}.unnamed."
+    in_program = _is_tracing_program()
+    # Outside of a program the engine counts operations without a name.
+    wire = f"{request.stem}.{request.name or ('traced' if in_program else 'unnamed.')}"
     for tensor in tensors:
         # XLA sees random keys as the integers that they are made of, with the layout of none before JAX 0.7.
         is_key = jnp.issubdtype(tensor.dtype, jax.dtypes.extended) and jax.__version_info__ >= (0, 7)
@@ -77,7 +99,7 @@ def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
         # Operations on single elements can be applied to a batch as a whole.
         vmap_method="broadcast_all" if keeps_shapes and op != Adasum else "sequential",
         input_output_aliases={place: place for place in range(len(tensors))} if keeps_shapes else None,
-    )(*tensors, name=wire, numbers=_int64(numbers))
+    )(*tensors, name=_Name(wire) if in_program else wire, numbers=_int64(numbers))
     if request.kind != kinds.ALLTOALL:
         return tuple(results)
     return results[0], jnp.full(membership.size, tensors[0].shape[0] // membership.size, jnp.int32)
