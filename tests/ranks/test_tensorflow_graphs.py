@@ -3,6 +3,7 @@ not change, and names."""
 
 import ctypes
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,36 @@ def test_names_have_the_scope_and_come_once(ignore: bool) -> None:
     scope = "" if ignore else "layer/"
     assert named == [f"allreduce.{scope}loss", f"allreduce.{scope}loss_1"]
     assert (first, second) == ("allreduce.x_0", "allreduce.x_0_1")
+
+
+def test_a_function_within_another_has_names_of_its_own() -> None:
+    """It was traced before, when nobody knew which names the other one would have."""
+
+    def body(context: Context) -> list[list[float]]:
+        weight = tf.Variable([1.0, 1.0])
+
+        def late(x: tf.Tensor, rank: int) -> tf.Tensor:
+            """Make the ranks begin the operations in different orders."""
+            slow = tf.numpy_function(lambda x: time.sleep(0.2 * (rank == context.rank)) or x, [x], tf.float32, False)
+            return tf.ensure_shape(slow, x.shape)
+
+        def gradient(x: tf.Tensor, rank: int) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight * late(x, rank))
+            return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, weight)
+
+        @tf.function(autograph=False)
+        def inner(x: tf.Tensor) -> list[tf.Tensor]:
+            return [hvd.allreduce(late(x, 0), op=hvd.Sum), gradient(x, 0)]
+
+        @tf.function(autograph=False)
+        def outer(x: tf.Tensor) -> list[tf.Tensor]:
+            return [hvd.allreduce(late(x, 1), op=hvd.Sum), gradient(x, 1), *inner(10.0 * x)]
+
+        inner(tf.ones(2))
+        return [each.numpy().tolist() for _ in range(2) for each in outer(tf.ones(2))]
+
+    assert run_ranks(2, body, how="processes", framework="tensorflow") == [2 * [[2, 2], [2, 2], [20, 20], [20, 20]]] * 2
 
 
 def test_what_xla_compiles_cannot_hold_them() -> None:

@@ -182,6 +182,10 @@ def test_slices_refuse_what_cannot_be_added_up() -> None:
             hvd.allreduce(slices, op=hvd.Max)
         with pytest.raises(NotImplementedError, match="prescale_factor"):
             hvd.allreduce(slices, prescale_factor=2.0)
+        # Their average would lose the imaginary part.
+        pair = tf.IndexedSlices(tf.ones((1, 2), tf.complex64), tf.constant([0]), dense_shape=tf.constant([5, 2]))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="complex64"):
+            hvd.allreduce(pair)
 
     run_ranks(1, body)
 

@@ -16,7 +16,7 @@ def wire_name(kind: str, name: str | None, tensors: list[tf.Tensor], ignore_name
         return f"{kind}.eager." if name is None else f"{kind}.{name}"
     graph = tf.compat.v1.get_default_graph()
     # A tensor's name already includes a scope.
-    base = _plain(tensors[0].name) if name is None and tensors else (name or "noname")
+    base = f"{function_prefix()}{_plain(tensors[0].name)}" if name is None and tensors else (name or "noname")
     scope = graph.get_name_scope()
     if name is not None and scope and not ignore_name_scope:
         base = f"{scope}/{base}"
@@ -37,6 +37,16 @@ def require_no_xla(kind: str, name: str | None) -> None:
         graph = getattr(graph, "outer_graph", None)
 
 
+def function_prefix() -> str:
+    """Return the beginning of names that no user has given, in the function that is being traced; "" elsewhere.
+
+    A function that was traced before may be called in another one, which has tensors and variables of the same names.
+    """
+    name = str(getattr(_outermost(tf.compat.v1.get_default_graph()), "name", ""))
+    # TensorFlow's own functions, such as branches and gradients, have numbers, which differ between ranks.
+    return "" if not name or re.search(r"_\d+$", name) else f"{_plain(name)}/"
+
+
 def backward_name(forward: str, part: str = "") -> str:
     """Return the wire name for the gradient of the operation `forward`, or for a part of the gradient."""
     if forward.endswith("."):
@@ -46,12 +56,17 @@ def backward_name(forward: str, part: str = "") -> str:
 
 
 def _unique(graph: tf.Graph, name: str) -> str:
-    # Bodies of loops and branches are separate graphs, but run within the outer one.
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph
+    graph = _outermost(graph)
     with graph.name_scope(None):
         unique: str = graph.unique_name(_PREFIX + name)
     return unique.removeprefix(_PREFIX)
+
+
+def _outermost(graph: tf.Graph) -> tf.Graph:
+    # Bodies of loops and branches are separate graphs, but run within the outer one.
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    return graph
 
 
 def _plain(name: str) -> str:

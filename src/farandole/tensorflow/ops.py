@@ -309,4 +309,6 @@ def _reduce_slices(
 
 def _as_floating(tensor: tf.Tensor) -> tf.Tensor:
     """Return the tensor in the dtype in which TensorFlow divides it: float32 or float64 for integers."""
-    return tensor if tensor.dtype.is_floating else tf.cast(tensor, tf.float32 if tensor.dtype.size < 4 else tf.float64)
+    if tensor.dtype.is_floating or tensor.dtype.is_complex:
+        return tensor
+    return tf.cast(tensor, tf.float32 if tensor.dtype.size < 4 else tf.float64)

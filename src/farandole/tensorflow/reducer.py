@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from farandole.core.operations.gradients import GradientOptions, even_groups, explicit_groups, predivided
 from farandole.core.process_sets.process_set import require_registered
+from farandole.tensorflow.naming import function_prefix
 from farandole.tensorflow.ops import allreduce, grouped_allreduce
 from farandole.tensorflow.place import size_op
 
@@ -48,9 +49,9 @@ def choose_options(shown: str, op: int, predivide: float, num_groups: int, given
 class Reducer:
     """Callable that reduces gradients according to `options`.
 
-    Operations are named `<prefix>.<index of the gradient>.<name of its variable>`. In eager mode all gradients are
-    reduced in one operation, because each operation blocks. In a graph each gradient or group has its own operation,
-    which starts when its gradients are ready.
+    Operations are named `<prefix>.<index of the gradient>.<name of its variable>`, in a function after its name. In
+    eager mode all gradients are reduced in one operation, because each operation blocks. In a graph each gradient or
+    group has its own operation, which starts when its gradients are ready.
     """
 
     prefix: str
@@ -87,9 +88,10 @@ class Reducer:
                 found[place] = tf.convert_to_tensor(gradient)
         if tf.executing_eagerly() and self.options.process_set.size() == 1:
             return found
+        prefix = self.prefix if tf.executing_eagerly() else f"{function_prefix()}{self.prefix}"
         for group in self._groups(found, sources):
             first = group[0]
-            name = f"{self.prefix}.{first}" if generic else f"{self.prefix}.{first}{_short_name(sources[first])}"
+            name = f"{prefix}.{first}" if generic else f"{prefix}.{first}{_short_name(sources[first])}"
             for place, reduced in zip(group, self._reduce([found[place] for place in group], name), strict=True):
                 found[place] = reduced
         return found
