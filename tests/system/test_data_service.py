@@ -43,10 +43,16 @@ dataset = (dataset.repeat() if way == "turns" else dataset).batch(4)
 def seen(dataset):
     return sorted(row for batch in (dataset.take(5) if way == "turns" else dataset) for row in batch.numpy().tolist())
 
-if config.dispatcher_side == "compute":
-    rows = seen(dataset.send_to_data_service(
+def send(dataset):
+    return dataset.send_to_data_service(
         config, hvd.rank(), hvd.size(), reuse_dataset=way != "all", round_robin=way == "turns"
-    ))
+    )
+
+if config.dispatcher_side == "compute":
+    rows = seen(send(dataset))
+    if way == "shared":  # another one, which is not what is left of the first
+        other = sum(hvd.allgather_object(seen(send(tf.data.Dataset.range(40, 60).batch(4)))), [])
+        assert sorted(other) == list(range(40, 60)), other
 else:
     with tf_data_service(config, hvd.rank()) as address:
         rows = seen(dataset.apply(tf.data.experimental.service.distribute("distributed_epoch", address, job_name=name)))

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
+from farandole.core.context import Context
 from farandole.errors import AuthenticationError, ConfigError, RendezvousError
 from farandole.tensorflow.data_service import (
     ComputeClient,
@@ -20,6 +21,8 @@ from farandole.tensorflow.data_service import (
     send_to_data_service,
     tf_data_service,
 )
+from farandole.tensorflow.data_service.servers import shared_name
+from helpers.ranks import run_ranks
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 
@@ -174,3 +177,15 @@ def test_refused_ways_to_read(side: str, arguments: dict[str, object], problem: 
     config = TfDataServiceConfig(1, 1, side, {"lo": [("127.0.0.1", 1)]}, KEY)
     with pytest.raises(ConfigError, match=problem):
         send_to_data_service(tf.data.Dataset.range(3), config, 0, **arguments)  # type: ignore[arg-type]
+
+
+def test_ranks_share_a_name_for_each_dataset_of_a_job() -> None:
+    """With the name of an earlier dataset, also of another job, they would read what is left of that one."""
+
+    def body(context: Context) -> list[str]:
+        return [shared_name(), shared_name()]
+
+    jobs = [run_ranks(2, body) for _ in range(2)]
+    for one, other in jobs:
+        assert one == other
+    assert len({name for names, _ in jobs for name in names}) == 4

@@ -1,6 +1,7 @@
 """Dispatchers and workers of TensorFlow's data service, on ranks of the training or of a job of their own."""
 
 import ctypes
+import hmac
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import tensorflow as tf
 
 from farandole.config import Config
-from farandole.core.default import init, is_initialized, rank, size
+from farandole.core.default import context, init, is_initialized, membership, rank, size
 from farandole.core.operations.ops import barrier
 from farandole.core.wiring.own_address import address_toward
 from farandole.errors import ConfigError
@@ -60,7 +61,8 @@ def send_to_data_service(
     """Return a dataset whose elements the data service makes by the steps of `dataset`, for the training rank `rank`.
 
     With `reuse_dataset` the ranks of one dispatcher share the elements of one pass, the first come, first served; with
-    `round_robin` too, each of `size` ranks gets every `size`-th element of an endless dataset. Waits and raises as
+    `round_robin` too, each of `size` ranks gets every `size`-th element of an endless dataset. All ranks must then send
+    their datasets in the same order. Waits and raises as
     `tf_data_service` does. Raises `ConfigError` for dispatchers on the training side, which this call would end."""
     if compute_config.dispatcher_side == "training":
         problem = "is 'training', and such a dispatcher ends with its block: call distribute within tf_data_service"
@@ -72,11 +74,22 @@ def send_to_data_service(
             tf.data.experimental.service.distribute(
                 processing_mode=processing_mode,
                 service=address,
-                job_name="job" if reuse_dataset else None,
+                job_name=shared_name() if reuse_dataset else None,
                 consumer_index=rank if round_robin else None,
                 num_consumers=size if round_robin else None,
             )
         )
+
+
+def shared_name() -> str:
+    """Return the name of the next dataset that the ranks of this job share.
+
+    Whoever gives the service the name of an earlier dataset, also of another job, gets what is left of that one."""
+    if not is_initialized():
+        return "job"
+    meeting = context().rendezvous
+    label = f"data service of generation {meeting.generation}".encode()
+    return membership().wire_name(f"job.{hmac.new(meeting.secret, label, 'sha256').hexdigest()[:16]}", None)
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
