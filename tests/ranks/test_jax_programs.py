@@ -125,3 +125,15 @@ def test_rows_of_jacobians_outside_of_programs() -> None:
     np.testing.assert_array_equal(second, np.eye(5)[:, 2:] * 2)
     # The row of a gradient of element i of the result goes back to the rank that has sent it.
     np.testing.assert_array_equal(one + two, np.ones((2, 2)))
+
+
+def test_gradients_at_arrays_of_numpy() -> None:
+    def body(context: Context) -> Any:
+        x = np.ones((2, 3), np.float32) * (context.rank + 1)
+        square = jax.grad(lambda x: (hvd.allreduce(x, op=hvd.Sum) ** 2).sum())
+        rows = jax.grad(lambda x: (hvd.grouped_allgather([x, x])[0] * (context.rank + 1)).sum())
+        return [np.asarray(gradient(x)) for gradient in (square, rows)]
+
+    for square, rows in run_ranks(2, body):
+        np.testing.assert_array_equal(square, np.full((2, 3), 12))
+        np.testing.assert_array_equal(rows, np.full((2, 3), 1.5))

@@ -55,10 +55,11 @@ def operate(call: TracedRequest, tensors: Arrays) -> Arrays:
     """Perform the request, or add it to the program that is being traced."""
     if traced.joins_program(*tensors):
         return traced.run(call, tensors)
-    # The arrays have values, because jax.grad calls this outside of a program.
+    # The arrays have values, because jax.grad calls this outside of a program. It leaves NumPy's arrays as they are.
+    held = [jnp.asarray(tensor) for tensor in tensors]
     if call.request.grouped:
-        return tuple(eager.run(call.request, tensors))
-    result = eager.run(call.request, tensors[0])
+        return tuple(eager.run(call.request, held))
+    result = eager.run(call.request, held[0])
     return result if call.request.kind == kinds.ALLTOALL else (result,)
 
 
