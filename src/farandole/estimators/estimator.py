@@ -241,6 +241,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             edit_fields=tuple(self.getTransformationEditFields() or ()),
             removed_fields=tuple(self.getTransformationRemovedFields() or ()),
             fed=feed.columns,
+            weight=self.getSampleWeightCol(),
         )
 
     @contextmanager

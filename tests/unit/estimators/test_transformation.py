@@ -49,7 +49,11 @@ def opened(
         columns=wanted, validation=settings.pop("validation", None), validation_col=None, batch_size=4,
         val_batch_size=4, shuffle=True, keep=settings.pop("keep", False),
         transformation=Transformation(
-            function=function, edit_fields=edit_fields, removed_fields=removed, fed=tuple(columns)
+            function=function,
+            edit_fields=edit_fields,
+            removed_fields=removed,
+            fed=tuple(columns),
+            weight=settings.pop("weight", None),
         ),
     )  # fmt: skip
     settings = {"rank": 0, "gather": lambda mine: [mine], **settings}
@@ -236,6 +240,22 @@ def test_a_later_row_unlike_the_first_is_refused(tmp_path: Path) -> None:
     rows = opened(tmp_path, COLUMNS, lambda row: {"x": 1 if row["y"] == 0 else 1.5, "y": row["y"]})
     with pytest.raises(DataError, match="gives float64, and int64 for the first row; give its type and shape in"):
         all_of(rows)
+
+
+@pytest.mark.parametrize("edit", [(), (("w", np.float32, (1,), False),)])
+def test_a_weight_is_one_number_per_row(tmp_path: Path, edit: tuple[Any, ...]) -> None:
+    def weighed(row: dict[str, Any]) -> dict[str, Any]:
+        return {"w": np.array([row["y"] + 0.5]), "x": np.array([row["y"]])}
+
+    settings: dict[str, Any] = {"wanted": ("x", "w"), "removed": ("y",), "weight": "w", "edit_fields": edit}
+    for keep in (False, True):
+        made = all_of(opened(tmp_path, COLUMNS, weighed, keep=keep, **settings))
+        assert made["w"].shape == (12,) and made["x"].shape == (12, 1)
+        np.testing.assert_array_equal(made["w"], made["x"][:, 0] + 0.5)
+    with pytest.raises(
+        ConfigError, match=r"'w': transformation_fn gives int64\[2\]; sample_weight_col holds one number"
+    ):
+        opened(tmp_path, COLUMNS, lambda row: {"w": [1, 2], "x": 1}, **settings | {"edit_fields": ()})
 
 
 def test_integers_are_not_cut_to_the_type_of_the_first_row(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class Transformation:
     edit_fields: tuple[tuple[object, ...], ...]  # (name, type, shape, nullable) of columns that it changes or adds
     removed_fields: tuple[str, ...]
     fed: tuple[str, ...]
+    weight: str | None = None  # the column of the rows' weights, which has one number per row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,8 @@ class RowTransform:
             made = [self._row(row, promised) for row in given]
         columns = {}
         for name in self.wanted:
-            columns[name] = values = _column(spec, name, [row[name] for row in made])
+            values = _column(spec, name, [row[name] for row in made])
+            columns[name] = values = _one_each(name, values) if name == self.transformation.weight else values
             dtype, shape = self.facts.get(name, (values.dtype.name, values.shape[1:]))
             if values.shape[1:] != shape or not _holds(dtype, values):
                 raise DataError(
@@ -179,6 +181,14 @@ def _column(spec: TransformSpec, name: str, cells: list[Any]) -> NDArray[Number]
         remedy = f"return numbers or arrays of numbers, of a type among {', '.join(_HELD)}"
         raise DataError(name, f"{_SETTING} gives {kind}; {remedy}")
     return values.astype(held, copy=False)
+
+
+def _one_each(name: str, weights: NDArray[Number]) -> NDArray[Number]:
+    """Return weights in the shape (rows,). In (rows, 1) a product with the rows' losses would be rows x rows."""
+    if weights.size != len(weights):
+        kind = _kind(weights.dtype.name, weights.shape[1:])
+        raise DataError(name, f"{_SETTING} gives {kind}; sample_weight_col holds one number per row")
+    return weights.reshape(-1)
 
 
 def _holds(dtype: str, values: NDArray[Number]) -> bool:
