@@ -201,6 +201,13 @@ def test_metrics_have_distinct_names() -> None:
     assert score_names([first, second, F.l1_loss], ["y"]) == ["lambda", "lambda_2", "l1_loss"]
 
 
+class Huber(nn.Module):
+    """A loss of the user's own, without `reduction`."""
+
+    def forward(self, output: Tensor, label: Tensor) -> Tensor:
+        return F.huber_loss(output, label)
+
+
 PAIRS = {"x": [[1.0, 1.0]] * 4}
 
 
@@ -228,6 +235,35 @@ def test_what_does_not_fit_is_said_before_training(
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         trained(tmp_path, columns, job_of(model, columns, plan_of(columns), losses=(loss,)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "weighted", "text"),
+    [
+        (lambda output, label: (output - label) ** 2, False, r"gives the shape \[4, 1\], and has to give one number"),
+        (nn.MSELoss(reduction="none"), False, r"gives the shape \[4, 1\], and has to give one number"),
+        (lambda output, label: ((output - label) ** 2).mean(), True, "does not take reduction='none'; with sample_"),
+        (Huber(), True, "does not take reduction='none'; with sample_weight_col a loss has to give the loss of each"),
+        (
+            lambda output, label, reduction="mean": ((output - label) ** 2).mean(),
+            True,
+            r"gives the shape \[\] for 4 rows",
+        ),
+    ],
+)
+def test_a_loss_gives_one_number_or_one_per_row(tmp_path: Path, loss: Any, weighted: bool, text: str) -> None:
+    columns = {**LINE, "w": [1.0] * 4} if weighted else LINE
+    plan = plan_of(columns)
+    plan = replace(plan, rows=replace(plan.rows, batch_size=4))
+    job = job_of(zero_line(), columns, plan, losses=(loss,), weight_col="w" if weighted else None)
+    with pytest.raises(ConfigError, match=f"^loss: {text}"):
+        trained(tmp_path, columns, job)
+
+
+def test_a_metric_gives_one_number(tmp_path: Path) -> None:
+    job = job_of(zero_line(), LINE, plan_of(LINE), metrics=(lambda output, label: (output - label).abs(),))
+    with pytest.raises(ConfigError, match=r"^metrics: gives the shape \[\d, 1\], and has to give one number for all"):
+        trained(tmp_path, LINE, job)
 
 
 def test_a_loss_that_compares_all_rows_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from farandole.estimators.trainers.run import Run
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
 
+_PER_ROW = "with sample_weight_col a loss has to give the loss of each row for reduction='none'"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
@@ -47,7 +49,7 @@ class Losses:
     def scores(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor | float]:
         """Return the values of the metrics, in the order of `score_names`."""
         with torch.no_grad():
-            return [metric(*pair) for pair in pairs for metric in self.metrics]
+            return [_one_number(metric(*pair), "metrics") for pair in pairs for metric in self.metrics]
 
 
 def _made_loss(constructor: Callable[..., Loss], offered: Mapping[str, object]) -> Loss:
@@ -66,9 +68,11 @@ def _made_loss(constructor: Callable[..., Loss], offered: Mapping[str, object]) 
 
 
 def mean_loss(loss: Loss, output: Tensor, label: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the mean loss over rows; with `weights` the mean of each row's loss times its weight."""
+    """Return the mean loss over rows; with `weights` the mean of each row's loss times its weight.
+
+    Raises `ConfigError` for a loss that gives other than one number or, with `weights`, not the loss of each row."""
     if weights is None:
-        return loss(output, label)
+        return cast(Tensor, _one_number(loss(output, label), "loss"))
     if isinstance(loss, torch.nn.Module) and hasattr(loss, "reduction"):
         before = cast(str, loss.reduction)
         loss.reduction = "none"  # type: ignore[assignment]
@@ -77,8 +81,31 @@ def mean_loss(loss: Loss, output: Tensor, label: Tensor, weights: Tensor | None)
         finally:
             loss.reduction = before  # type: ignore[assignment]
     else:
+        _require_reduction(loss)
         each = loss(output, label, reduction="none")  # type: ignore[call-arg]
+    if each.numel() % len(weights):
+        raise ConfigError("loss", f"gives the shape {list(each.shape)} for {len(weights)} rows; {_PER_ROW}")
     return (each.reshape(len(weights), -1).mean(1) * weights.to(each.dtype)).mean()
+
+
+def _one_number(value: Tensor | float, setting: str) -> Tensor | float:
+    """Return the value of a loss or metric; raises `ConfigError` for several numbers, whose sum is no mean."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        shape = list(value.shape)
+        raise ConfigError(
+            setting, f"gives the shape {shape}, and has to give one number for all rows, such as a mean()"
+        )
+    return value
+
+
+def _require_reduction(loss: Loss) -> None:
+    """Raise `ConfigError` for a function that does not take `reduction`."""
+    try:
+        parameters = inspect.signature(getattr(loss, "forward", loss)).parameters
+    except ValueError:  # functions in C may have no signature
+        return
+    if "reduction" not in parameters and all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+        raise ConfigError("loss", f"does not take reduction='none'; {_PER_ROW}")
 
 
 def score_names(metrics: Sequence[Metric], label_cols: Sequence[str]) -> list[str]:
