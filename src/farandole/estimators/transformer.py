@@ -221,9 +221,13 @@ def _converted(column: Column, kind: str, wanted: str) -> Column:
 def first_row(dataset: DataFrame | pd.DataFrame, features: Sequence[str]) -> tuple[pd.Series, ...]:
     """Return the feature columns of one row without nulls as a predictor takes them; raises `DataError` without such.
 
-    Runs a Spark job unless `dataset` is a pandas DataFrame."""
+    Raises `ConfigError` for a stream. Runs a Spark job unless `dataset` is a pandas DataFrame."""
     if isinstance(dataset, pd.DataFrame):
         rows = dataset[list(features)].iloc[:1].reset_index(drop=True)
+    elif dataset.isStreaming:
+        raise ConfigError(
+            "model", "has outputs of unknown types, and a stream has no row yet: transform a DataFrame of one row first"
+        )
     else:
         columns = [as_numbers(dataset.schema, name).alias(f"c{place}") for place, name in enumerate(features)]
         chosen = dataset.select(*columns)

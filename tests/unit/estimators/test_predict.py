@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 import pandas as pd
 
-from farandole.errors import DataError
+from farandole.errors import ConfigError, DataError
 from farandole.estimators import transformer
 from farandole.estimators.predictions.batches import BatchPredictor, Predict
 from farandole.estimators.trainers.keras.model import dump_state, load_state
@@ -41,6 +41,34 @@ def test_numbers_keep_their_type_and_arrays_their_length() -> None:
 def test_arrays_of_different_lengths_are_named_by_their_column() -> None:
     with pytest.raises(DataError, match="column 'x': arrays of different lengths"):
         list(Sums(names=("total", "same"))(iter([rows([1, 2], [3])])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means(Sums):
+    """Gives the mean of all rows, and the first row."""
+
+    def load(self) -> Predict:
+        return lambda values: [np.asarray(values[0].mean()), values[0][:1]][: len(self.names)]
+
+
+def test_outputs_have_one_item_per_row() -> None:
+    one, two = Means(names=("mean",)), Means(names=("mean", "first"))
+    with pytest.raises(ConfigError, match=r"^model: an output has the shape \[\] for 2 rows; transform needs one row"):
+        list(one(iter([rows([1, 2], [3, 4])])))
+    with pytest.raises(ConfigError, match=r"^model: output 0 has the shape \[\] for 1 rows"):
+        two.outputs((rows([1, 2]),))
+
+    class First(Means):
+        def load(self) -> Predict:
+            return lambda values: [values[0][:1]]
+
+    with pytest.raises(ConfigError, match=r"^model: an output has the shape \[1, 2\] for 2 rows"):
+        list(First(names=("first",))(iter([rows([1, 2], [3, 4])])))
+
+
+def test_a_stream_has_no_row_to_learn_outputs_from() -> None:
+    with pytest.raises(ConfigError, match="model: has outputs of unknown types, and a stream has no row yet"):
+        transformer.first_row(SimpleNamespace(isStreaming=True), ["x"])  # type: ignore[arg-type]
 
 
 def test_the_state_of_a_keras_model_may_have_types_that_numpy_lacks() -> None:

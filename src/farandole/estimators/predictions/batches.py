@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyspark.ml.model_cache import ModelCache
 
 from farandole.data import Number
-from farandole.errors import DataError
+from farandole.errors import ConfigError, DataError
 
 Predict: TypeAlias = Callable[[list[NDArray[Number]]], list[NDArray[np.generic]]]
 
@@ -51,12 +51,28 @@ class BatchPredictor(ABC):
             parts = [
                 [
                     self.row_shaped(place, each)
-                    for place, each in enumerate(predict([column[first : first + ROWS_AT_ONCE] for column in values]))
+                    for place, each in enumerate(
+                        self._predicted(predict, [column[first : first + ROWS_AT_ONCE] for column in values])
+                    )
                 ]
                 for first in range(0, rows, ROWS_AT_ONCE)
             ]
             columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
             yield pd.DataFrame({name: _series(column) for name, column in zip(self.names, columns, strict=True)})
+
+    def named(self, place: int) -> tuple[str, str]:
+        """Return the setting that the output at `place` comes from, and the output's name, for errors."""
+        return "model", "an output" if len(self.names) == 1 else f"output {place}"
+
+    def _predicted(self, predict: Predict, values: list[NDArray[Number]]) -> list[NDArray[np.generic]]:
+        """Return the outputs for some rows; raises `ConfigError` for an output that does not have one item per row."""
+        rows, outputs = len(values[0]), predict(values)
+        for place, each in enumerate(outputs):
+            if each.ndim == 0 or len(each) != rows:
+                setting, name = self.named(place)
+                problem = f"{name} has the shape {list(each.shape)} for {rows} rows; transform needs one row each"
+                raise ConfigError(setting, problem)
+        return outputs
 
     def row_shaped(self, place: int, values: NDArray[np.generic]) -> NDArray[np.generic]:
         """Return one number, or one array of numbers, for each row of the output at `place`."""
@@ -65,7 +81,7 @@ class BatchPredictor(ABC):
 
     def outputs(self, row: tuple[pd.Series, ...]) -> list[tuple[str, list[int]]]:
         """Return the type and the shape of one row of each output."""
-        return [(each.dtype.name, [*each.shape[1:]]) for each in self.load()(self.arrays(row))]
+        return [(each.dtype.name, [*each.shape[1:]]) for each in self._predicted(self.load(), self.arrays(row))]
 
     def arrays(self, columns: Sequence[pd.Series]) -> list[NDArray[Number]]:
         """Return the feature columns without nulls as arrays, rows first; raises `DataError` for ragged rows."""

@@ -37,8 +37,7 @@ class GraphPredictor(BatchPredictor):
         session = tf.compat.v1.Session(graph=graph)
         session.run(list(self.frozen.fills))
         ports = [self.frozen.inputs[name] for _, name in self.inputs]
-        given = [self.frozen.outputs[name] for name in self.outputs_of_graph]
-        fetched = [each.tensor for each in given]
+        fetched = [self.frozen.outputs[name].tensor for name in self.outputs_of_graph]
         taken = Inputs(
             columns=tuple(self.columns),
             dtypes=tuple(each.dtype for each in ports),
@@ -49,12 +48,13 @@ class GraphPredictor(BatchPredictor):
             arrays = taken.arrays(dict(zip(self.columns, values, strict=True)))
             fed = arrays if len(ports) > 1 else (arrays,)
             feeds = {each.tensor: array for each, array in zip(ports, fed, strict=True)}
-            results = session.run(fetched, feeds)
-            return [
-                _checked(each, np.asarray(result), len(values[0])) for each, result in zip(given, results, strict=True)
-            ]
+            return [in_column_type(np.asarray(result)) for result in session.run(fetched, feeds)]
 
         return predict
+
+    def named(self, place: int) -> tuple[str, str]:
+        """Return the setting and the output's tensor."""
+        return "outputMapping", self.frozen.outputs[self.outputs_of_graph[place]].tensor
 
     def row_shaped(self, place: int, values: NDArray[np.generic]) -> NDArray[np.generic]:
         """Return a number, a string or an array for each row, as the graph declares the output."""
@@ -63,14 +63,6 @@ class GraphPredictor(BatchPredictor):
         if port.dtype == "string":
             flat = np.array([[_text(each) for each in row] for row in flat], object).reshape(flat.shape)
         return flat[:, 0] if port.is_scalar else flat
-
-
-def _checked(port: Port, values: NDArray[np.generic], rows: int) -> NDArray[np.generic]:
-    if values.ndim == 0 or len(values) != rows:
-        raise ConfigError(
-            "outputMapping", f"{port.tensor} has the shape {list(values.shape)} for {rows} rows; it needs one row each"
-        )
-    return in_column_type(values)
 
 
 def _text(value: object) -> str:
