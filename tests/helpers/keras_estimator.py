@@ -15,7 +15,7 @@ from farandole.errors import ConfigError, DataError
 from farandole.estimators.data_module import DataModule
 from farandole.estimators.keras import KerasEstimator, KerasModel
 from farandole.estimators.store import Store
-from farandole.estimators.trainers.checkpoint import Checkpoint
+from farandole.estimators.trainers.checkpoint import Checkpoint, last_checkpoint
 from farandole.estimators.trainers.keras.model import Inputs, dump_model, dump_object, load_state, outputs_of
 from farandole.estimators.trainers.keras.training import KerasJob, KerasTrainer
 from farandole.estimators.trainers.rows import RowsWanted
@@ -218,6 +218,33 @@ def check_resumed_runs_equal_uninterrupted_ones(rank: int, size: int, folder: Pa
     _, optimizer, _ = load_state(resumed.state(whole=True))
     assert any(each.shape == () and each == np.float32(0.01) for each in optimizer), "the rate of the user"
     assert [record["epoch"] for record in run.checkpoint.history] == [1, 2, 3]
+
+
+def check_a_finished_run_keeps_the_model_of_its_fit(rank: int, size: int, folder: Path) -> None:
+    columns, store = points(12), Store.create(str(folder / "store"))
+    path = shard_of(folder, mine(columns, rank, size))
+
+    def fit(run_id: str, epochs: int, *callbacks: Any) -> list[Any]:
+        diverging = dump_object(keras.optimizers.SGD(2.0))  # the first epoch is the best
+        plan = {"store": store, "run_id": run_id, "epochs": epochs}
+        _, trainer = trained(job_of(line(), columns, optimizer=diverging, callbacks=callbacks, **plan), path)
+        hvd.barrier()
+        return weights_of(trainer)
+
+    def check(one: list[Any], other: list[Any]) -> None:
+        for kept, wanted in zip(one, other, strict=True):
+            np.testing.assert_array_equal(kept, wanted)
+
+    restored = fit("restored", 2, keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True))
+    check(restored, fit("first", 1))
+    saved = last_checkpoint(store, "restored", print)
+    assert saved is not None
+    check(load_state(saved.weights)[0], restored)  # what a later fit of this run returns
+    # Further epochs continue after the last one, not after the best one.
+    straight = fit("straight", 3)
+    check(fit("restored", 3), straight)
+    saved = last_checkpoint(store, "straight", print)
+    assert saved is not None and saved.final is None
 
 
 def check_schedules_are_multiplied(rank: int, size: int, folder: Path) -> None:

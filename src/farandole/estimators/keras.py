@@ -225,10 +225,10 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         return functools.partial(train, job)
 
     def _trained(self, run_id: str, checkpoint: Checkpoint) -> "KerasModel":
-        assert checkpoint.state is not None and checkpoint.outputs is not None
+        assert checkpoint.outputs is not None
         # A copy: fitting again, with another seed for example, starts from the weights that the user gave.
         model = load_model(dump_model(self.getModel(), self.getCustomObjects()))
-        weights, *_ = load_state(checkpoint.state)
+        weights, *_ = load_state(checkpoint.weights)
         model.set_weights(weights)
         return KerasModel(
             model=model,

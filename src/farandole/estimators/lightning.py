@@ -124,12 +124,11 @@ class LightningEstimator(LightningParams, TorchEstimator):
         return functools.partial(train, job)
 
     def _trained(self, run_id: str, checkpoint: Checkpoint) -> TorchModel:
-        assert checkpoint.state is not None
         # A copy: fitting again, with another seed for example, starts from the weights that the user gave.
         model = cast("LightningModule", copy.deepcopy(self.getModel()))
         if not self._plain:
             model.configure_model()  # may create layers
-        model.load_state_dict(weights_of(checkpoint.state))
+        model.load_state_dict(weights_of(checkpoint.weights))
         return self._fitted(model, run_id, checkpoint)
 
     def get_model_class(self) -> type:

@@ -169,10 +169,10 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
         return functools.partial(train, job)
 
     def _trained(self, run_id: str, checkpoint: Checkpoint) -> "TorchModel":
-        assert checkpoint.state is not None and checkpoint.outputs is not None
+        assert checkpoint.outputs is not None
         # A copy: fitting again, with another seed for example, starts from the weights that the user gave.
         model = copy.deepcopy(self.getModel())
-        model.load_state_dict(weights_of(checkpoint.state))
+        model.load_state_dict(weights_of(checkpoint.weights))
         return self._fitted(model, run_id, checkpoint)
 
     def _fitted(self, model: torch.nn.Module, run_id: str, checkpoint: Checkpoint) -> "TorchModel":

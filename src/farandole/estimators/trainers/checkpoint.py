@@ -13,7 +13,7 @@ from farandole.errors import ConfigError, FarandoleError, SourceError
 from farandole.estimators.store import FilesystemStore
 from farandole.estimators.trainers.report import Record
 
-_FACTS, _STATE = "run.json", "state"
+_FACTS, _STATE, _FINAL = "run.json", "state", "final"
 _MARK, _ZIP = b"farandole checkpoint, SHA-256 ", b"PK"
 _HEAD = len(_MARK) + hashlib.sha256().digest_size * 2 + 1  # bytes before the zip
 
@@ -33,20 +33,30 @@ class Checkpoint:
     # Weights and optimizer, as the trainer wrote them. The learning rate is the user's, not yet multiplied by the
     # number of ranks. So it is multiplied once, however often the run is resumed and on any number of ranks.
     state: bytes | None = None  # None only before the first epoch, which no file holds
+    final: bytes | None = None  # the fitted model's weights, if the end of the training has changed those of `state`
     history: list[Record] = field(default_factory=list)
     best: Record | None = None  # the epoch of the smallest validation loss
     outputs: list[tuple[str, list[int]]] | None = None  # type and shape of one row of each output
     stopped: bool = False  # a callback ended the training before its last epoch
 
+    @property
+    def weights(self) -> bytes:
+        """The state with the weights of the fitted model."""
+        found = self.final or self.state
+        assert found is not None, "an epoch is finished"
+        return found
+
     def dump(self) -> bytes:
         """Return the file's content."""
         assert self.state is not None
-        facts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "state"}
+        facts = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in (_STATE, _FINAL)}
         file = io.BytesIO(bytes(_HEAD))
         file.seek(_HEAD)
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr(_FACTS, json.dumps(facts))
             archive.writestr(_STATE, self.state)
+            if self.final is not None:
+                archive.writestr(_FINAL, self.final)
         with file.getbuffer() as whole:
             whole[:_HEAD] = _head(whole[_HEAD:])
         return file.getvalue()
@@ -64,11 +74,23 @@ class Checkpoint:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 facts = json.loads(archive.read(_FACTS))
                 state = archive.read(_STATE)
+                final = archive.read(_FINAL) if _FINAL in archive.namelist() else None
             outputs = facts.pop("outputs")
             outputs = None if outputs is None else [(dtype, shape) for dtype, shape in outputs]
-            return cls(state=state, outputs=outputs, **facts)
+            return cls(state=state, final=final, outputs=outputs, **facts)
         except (zipfile.BadZipFile, EOFError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise SourceError(path, f"is no checkpoint that this version of farandole reads ({error})") from error
+
+
+def digest(state: bytes) -> bytes:
+    """Return a digest of a trainer's state; of a zip, as NumPy and torch write, without the times in it."""
+    file, made = io.BytesIO(state), hashlib.sha256()
+    if not zipfile.is_zipfile(file):
+        return hashlib.sha256(state).digest()
+    with zipfile.ZipFile(file) as archive:
+        for name in archive.namelist():
+            made.update(name.encode() + hashlib.sha256(archive.read(name)).digest())
+    return made.digest()
 
 
 def write_checkpoint(store: FilesystemStore, run_id: str, content: bytes) -> None:

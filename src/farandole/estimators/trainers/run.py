@@ -16,7 +16,7 @@ from farandole.data import Number, ShardBatch
 from farandole.errors import ConfigError
 from farandole.estimators.run_lock import require_owner
 from farandole.estimators.store import FilesystemStore
-from farandole.estimators.trainers.checkpoint import Checkpoint, last_checkpoint, restoring, write_checkpoint
+from farandole.estimators.trainers.checkpoint import Checkpoint, digest, last_checkpoint, restoring, write_checkpoint
 from farandole.estimators.trainers.gpus import Look, choose_gpu, no_gpus
 from farandole.estimators.trainers.report import Curves, Record
 from farandole.estimators.trainers.rows import RowsWanted, open_rows
@@ -131,6 +131,7 @@ class Run:
         self._progress: Progress | None = None
         self._step = self.checkpoint.step
         self._diverged = False  # a loss was not finite
+        self._weights: bytes | None = None  # digest of the weights after the last epoch
 
     @property
     def epochs(self) -> range:
@@ -267,12 +268,22 @@ class Run:
             self._write(store, content)
             if improved:
                 store.write(store.get_best_path(run_id), content)
+            if epoch + 1 == self.last and not stopped:
+                self._weights = digest(self.trainer.state(whole=False))
 
     def seal(self) -> None:
-        """Write the final weights of a stopped run: the callback may have restored those of an earlier epoch."""
+        """Write the final weights: a callback may have restored those of an earlier epoch, or averaged some.
+
+        A run that was not stopped keeps those of its last epoch, too, with which more epochs would continue."""
         store = self.plan.store
-        if self.checkpoint.stopped and self.rank == 0 and store is not None:
+        if self.rank != 0 or store is None:
+            return
+        if self.checkpoint.stopped:
             self._write(store, replace(self.checkpoint, state=self.trainer.state(whole=True)).dump())
+        elif self._weights is not None and self._weights != digest(final := self.trainer.state(whole=False)):
+            saved = last_checkpoint(store, self.plan.run_id, log_to_driver)
+            assert saved is not None, "the last epoch has written it"
+            self._write(store, replace(saved, final=final).dump())
 
     def _write(self, store: FilesystemStore, content: bytes) -> None:
         require_owner(store, store.get_run_path(self.plan.run_id), self.plan.owner)
