@@ -283,6 +283,14 @@ def check_losses_of_a_compiled_model_are_taken(rank: int, size: int, folder: Pat
     model.compile("sgd", loss={"one": "mse"})
     with pytest.raises(ConfigError, match=r"^loss: of the model has the names \['one'\], and its outputs are"):
         estimator.getLoss()
+    estimator.setLoss({"two": "mae", "one": "mse"}).setMetrics({"two": ["mae"]})
+    assert (estimator.getLoss(), estimator.getMetrics()) == (["mse", "mae"], [[], ["mae"]])
+    estimator.setMetrics({"one": "mae", "two": ["mse"]})
+    assert estimator.getMetrics() == [["mae"], ["mse"]]
+    with pytest.raises(ConfigError, match=r"^metrics: of the model has the names"):
+        estimator.setMetrics({"three": "mae"}).getMetrics()
+    single = keras.Model(given, keras.layers.Dense(1, name="one")(given))
+    assert KerasEstimator(model=single, metrics={"one": "mae"}).getMetrics() == ["mae"]
 
 
 def check_losses_of_named_outputs_are_taken_by_name(rank: int, size: int, folder: Path) -> None:
@@ -291,7 +299,7 @@ def check_losses_of_named_outputs_are_taken_by_name(rank: int, size: int, folder
     given = keras.Input((2,))
     model = keras.Model(given, {name: keras.layers.Dense(1)(given) for name in ("two", "one")})
     model.compile(keras.optimizers.SGD(0.0), loss={"two": "mae", "one": "mse"}, loss_weights={"two": 0.25, "one": 0.75})
-    estimator = KerasEstimator(model=model, feature_cols=["x"], label_cols=["y", "z"])
+    estimator = KerasEstimator(model=model, feature_cols=["x"], label_cols=["y", "z"], metrics={"two": ["mse"]})
     plan = job_of(model, columns, label_cols=("y", "z"), epochs=1).plan
     (job,) = estimator._task(plan).args  # type: ignore[attr-defined]
     run, _ = trained(job, shard_of(folder, mine(columns, rank, size)))
@@ -299,6 +307,8 @@ def check_losses_of_named_outputs_are_taken_by_name(rank: int, size: int, folder
     of_y, of_z = (each[:, 0] for each in outputs_of(model.predict_on_batch(x.astype("float32"))))
     wanted = 0.75 * np.mean((of_y - y) ** 2) + 0.25 * np.mean(abs(of_z - 1.0))
     np.testing.assert_allclose(run.checkpoint.history[0]["loss"], wanted, rtol=1e-5)
+    of_two = [value for name, value in run.checkpoint.history[0].items() if name.endswith("_mse")]
+    np.testing.assert_allclose(of_two, [np.mean((of_z - 1.0) ** 2)], rtol=1e-5)
 
 
 def check_inputs_in_a_dictionary_are_columns_by_name(rank: int, size: int) -> None:

@@ -73,13 +73,22 @@ def _checkpoint(value: object) -> keras.callbacks.ModelCheckpoint:
     return value
 
 
-def _per_output(setting: str, value: object, model: Model) -> list[Any]:
-    """Return an argument of `compile` as a list with an item per output, or with one item for all outputs."""
+def _listed(value: object) -> object:
+    """Accept what `compile` takes: a dict by the names of outputs, a list, or one object, which becomes a list."""
+    return dict(value) if isinstance(value, Mapping) else checks.objects(value)
+
+
+def _per_output(setting: str, value: object, model: Model, missing: object = None) -> list[Any]:
+    """Return an argument of `compile` as a list with an item per output, or with one item for all outputs.
+
+    `missing` stands for outputs that a dict leaves out; None: it has to have all. Raises `ConfigError` for others."""
     if not isinstance(value, Mapping):
         return list(value) if isinstance(value, (list, tuple)) else [value]
     outputs = getattr(model, "output", None)
     # The names of outputs in a dictionary are its keys; `output_names` are the layers'.
     names = sorted(outputs) if isinstance(outputs, Mapping) else list(getattr(model, "output_names", None) or ())
+    if missing is not None:
+        value = {**dict.fromkeys(names, missing), **value}
     if sorted(names) != sorted(value):
         has = f"its outputs are {names}" if names else "the names of its outputs are unknown"
         raise ConfigError(setting, f"of the model has the names {list(value)}, and {has}; give a list, one per label")
@@ -120,8 +129,9 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
             return generation_of(self._value(self.model)).library.optimizers.get(given)
         return getattr(self.getModel(), "optimizer", None) if given is None else given
 
-    loss: Parameter[object, list[object]] = Parameter(
-        "Keras loss, its name, or a function: one for all labels, or one per label", checks.objects
+    loss: Parameter[object, object] = Parameter(
+        "Keras loss, its name, or a function: one for all labels, or one per label as a list or a dict by output",
+        _listed,
     )
     setLoss = setter(loss)
 
@@ -140,10 +150,19 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
             given = getattr(compiled, "_user_loss_weights", None)
         return None if given is None else _per_output("loss_weights", given, model)
 
-    metrics: Parameter[object, list[object]] = Parameter(
-        "Keras metrics, their names, or functions; with several labels a list per label", checks.objects
+    metrics: Parameter[object, object] = Parameter(
+        "Keras metrics, their names, or functions; with several labels a list per label, or a dict by output", _listed
     )
-    setMetrics, getMetrics = optional(metrics, list)
+    setMetrics = setter(metrics)
+
+    def getMetrics(self) -> list[object]:
+        given = self._value(self.metrics)
+        if not isinstance(given, Mapping):
+            return checks.objects(given or [])
+        each: list[object] = [
+            checks.objects(one) for one in _per_output("metrics", given, self._value(self.model), missing=[])
+        ]
+        return checks.objects(each[0]) if len(each) == 1 else each
 
     callbacks: Parameter[Sequence[keras.callbacks.Callback], list[keras.callbacks.Callback]] = Parameter(
         "Keras callbacks, which run on every rank", _callbacks

@@ -124,7 +124,7 @@ class KerasTrainer:
             optimizer=self.optimizer,
             loss=load_object(job.loss),
             loss_weights=None if job.loss_weights is None else list(job.loss_weights),
-            metrics=load_object(job.metrics),
+            metrics=self._metrics(),
             # XLA cannot compile TensorFlow's collectives.
             jit_compile="auto" if keras.config.backend() == "jax" else False,
         )
@@ -145,6 +145,12 @@ class KerasTrainer:
                 verbose=0,
                 shuffle=False,
             )
+
+    def _metrics(self) -> object:
+        """Return the metrics; in a dictionary if the outputs are, as Keras 2 takes those of several outputs."""
+        made, names = load_object(self.job.metrics), self._names
+        several = names is not None and len(names) > 1 and len(made) == len(names)
+        return dict(zip(names or (), made, strict=True)) if several else made
 
     def batch(self, given: ShardBatch, *, training: bool) -> tuple[object, ...]:
         """Return inputs, labels and weights of a batch.
