@@ -289,6 +289,10 @@ def check_losses_of_a_compiled_model_are_taken(rank: int, size: int, folder: Pat
     assert estimator.getMetrics() == [["mae"], ["mse"]]
     with pytest.raises(ConfigError, match=r"^metrics: of the model has the names"):
         estimator.setMetrics({"three": "mae"}).getMetrics()
+    if not is_keras_2:
+        divided = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+        with pytest.raises(ConfigError, match=r"^loss: has reduction='mean_with_sample_weight', which removes"):
+            estimator.copy({estimator.loss: ["mae", divided]})._check()
     single = keras.Model(given, keras.layers.Dense(1, name="one")(given))
     assert KerasEstimator(model=single, metrics={"one": "mae"}).getMetrics() == ["mae"]
 

@@ -42,6 +42,7 @@ with importing("farandole.spark.keras"):
     from farandole.keras.generation import generation_of
 
 _FILE, _CUSTOM = "model.keras", "custom_objects.pickle"
+_BY_WEIGHTS = "mean_with_sample_weight"  # a reduction of Keras' losses
 
 
 def _model(value: object) -> Model:
@@ -212,6 +213,12 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
     def _check(self) -> None:
         losses = self.getLoss()
         check_together(self, len(losses))
+        if any(getattr(each, "reduction", None) == _BY_WEIGHTS for each in losses):
+            raise ConfigError(
+                "loss",
+                f"has reduction={_BY_WEIGHTS!r}, which removes the weights that make a step the mean over all rows; "
+                "use 'sum_over_batch_size'",
+            )
         if (optimizer := self.getOptimizer()) is None:
             raise ConfigError("optimizer", "is not set, and the model is not compiled")
         own, its = (generation_of(each).library.__name__ for each in (self.getModel(), optimizer))
