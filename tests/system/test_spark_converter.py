@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ by_value = sent_by_value(__name__)
 
 
 @pytest.fixture(autouse=True)
-def without_folder(spark: SparkSession) -> None:
+def without_folder(spark: SparkSession) -> Iterator[None]:
+    """The session's other tests write no files either."""
+    yield
     for name in CACHE_SETTINGS:
         spark.conf.unset(name)
 
