@@ -270,12 +270,13 @@ def main() -> None:
         found = peers.races_of(peers.run_ranks(__file__, RANKS, peers.LAUNCHERS["plain"], options))
     races = {title: per_step(title, found[title]) for title in titles}
     lines: list[Line] = [line for title, race in races.items() for line in compare(title, race, MUST)]
+    shares: list[Line] = []  # of a time, which no other contender has
     for title in titles:
-        lines += compare(f"{title}: {COMMUNICATION}", found[f"{title}: {COMMUNICATION}"], {})
+        shares += compare(f"{title}: {COMMUNICATION}", found[f"{title}: {COMMUNICATION}"], {})
     what, name = "a step of training, 2 ranks", "training"
     if given.loaded:
         what, name = f"{what} beside {RANKS} foreign processes", "training-loaded"
-    sys.stdout.write(f"{speeds(races)}\n{table(what, lines)}\n")
+    sys.stdout.write(f"{speeds(races)}\n{table(what, [*lines, *shares])}\n")
     sys.stdout.write(f"{record(name, found | races, ('farandole', 'torch'), lines)}\n")
 
 
