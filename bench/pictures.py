@@ -8,6 +8,7 @@ the same benchmark, and writes docs/reference/performance.md, which shows all pi
 import json
 import math
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -38,7 +39,8 @@ def draw(result: Mapping[str, object], lines: Sequence[Line]) -> str:
     rows = list(dict.fromkeys(line.what for line in lines))
     peers = list(dict.fromkeys(line.against for line in lines))
     left = EDGE + LETTER * max(map(len, rows))
-    keys, top = _keys(peers)
+    said = textwrap.wrap(_conditions(result), int((WIDTH - EDGE) / LETTER))
+    keys, top = _keys(peers, 36 + 16 * len(said))
     bottom = top + ROW * (len(rows) + 1)
     low = min(1.0, *(line.ratio.min for line in lines))
     high = max(1.0, *(line.ratio.max for line in lines))
@@ -53,7 +55,7 @@ def draw(result: Mapping[str, object], lines: Sequence[Line]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 40}" {FONT}>',
         f'<rect width="{WIDTH}" height="{bottom + 40}" fill="#fff"/>',
         f'<text x="{EDGE / 2}" y="20" font-size="15">{escape(name)}: the other : farandole</text>',
-        f'<text x="{EDGE / 2}" y="38" fill="#555">{escape(_conditions(result))}</text>',
+        *(f'<text x="{EDGE / 2}" y="{38 + 16 * n}" fill="#555">{escape(each)}</text>' for n, each in enumerate(said)),
         *keys,
     ]
     for tick in _ticks(*ends):
@@ -74,7 +76,7 @@ def draw(result: Mapping[str, object], lines: Sequence[Line]) -> str:
 
 
 def _conditions(result: Mapping[str, object]) -> str:
-    """Return machine and versions as one line."""
+    """Return machine and versions."""
     machine, packages = result["machine"], result["packages"]
     assert isinstance(machine, dict) and isinstance(packages, dict)
     there = [f"{name} {version}" for name, version in packages.items() if version != "not installed"]
@@ -84,9 +86,9 @@ def _conditions(result: Mapping[str, object]) -> str:
     )
 
 
-def _keys(peers: Sequence[str]) -> tuple[list[str], int]:
-    """Return the names of the competitors beside their colors, in lines, and the height at which these end."""
-    parts, x, y = [], EDGE / 2, 52
+def _keys(peers: Sequence[str], y: int) -> tuple[list[str], int]:
+    """Return the names of the competitors beside their colors, in lines from `y` on, and the height after these."""
+    parts, x = [], EDGE / 2
     for peer, color in zip(peers, _colors(peers), strict=True):
         width = 30 + LETTER * len(peer)
         if x + width > WIDTH:
