@@ -230,11 +230,12 @@ sys.exit(cli.main())
 
 
 def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
-    script = "trap 'echo asked' TERM; echo $$ > rank.0; while :; do sleep 0.05; done"
+    script = "trap 'echo asked' TERM; echo $$ > rank.0; echo ready; while :; do sleep 0.05; done"
     words = ["run", "-np", "1", "sh", "-c", script]
     with launched(tmp_path, ["rank.0"], *words, program=[sys.executable, "-c", PATIENT]) as (process, watch):
-        os.killpg(process.pid, signal.SIGINT)
         assert process.stdout is not None
+        assert process.stdout.readline() == "[0] ready\n"  # the launcher is no longer starting the rank
+        os.killpg(process.pid, signal.SIGINT)
         assert process.stdout.readline() == "[0] asked\n"
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE)
