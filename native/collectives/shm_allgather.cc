@@ -12,8 +12,7 @@ void shm_allgather(SharedMesh& mesh, const std::byte* mine, std::span<std::byte*
   const size_t step = whole_slot_step(mesh);
   const size_t longest = *std::max_element(bytes.begin(), bytes.end());
   const size_t total = std::accumulate(bytes.begin(), bytes.end(), size_t{0});
-  // Otherwise the caller has just written the result's memory, or the result is no larger than its inputs.
-  const auto deliver = total > kCached ? stream_bytes : copy_bytes;
+  const auto deliver = copy_of_results(total);
   in_stripes(
       mesh, longest, step,
       [&](uint32_t stripe, size_t at) {

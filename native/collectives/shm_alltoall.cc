@@ -7,7 +7,7 @@ void shm_alltoall(SharedMesh& mesh, std::span<const std::byte* const> in, std::s
                   std::span<std::byte* const> out, std::span<const size_t> receive, size_t longest) {
   const auto me = static_cast<size_t>(mesh.rank());
   const size_t step = mesh.slot_bytes();
-  const auto deliver = longest * send.size() > kCached ? stream_bytes : copy_bytes;
+  const auto deliver = copy_of_results(longest * send.size());
   in_stripes(
       mesh, longest, step,
       [&](uint32_t stripe, size_t at) {

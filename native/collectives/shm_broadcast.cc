@@ -7,7 +7,7 @@ void shm_broadcast(SharedMesh& mesh, std::span<const Piece> pieces, int root) {
   const BucketView bucket(pieces);
   const size_t step = whole_slot_step(mesh);
   const bool sends = mesh.rank() == root;
-  const auto deliver = bucket.bytes() > kCached ? stream_bytes : copy_bytes;
+  const auto deliver = copy_of_results(bucket.bytes());
   in_stripes(
       mesh, bucket.bytes(), step,
       [&](uint32_t stripe, size_t at) {

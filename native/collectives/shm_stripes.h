@@ -4,12 +4,17 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/reduce.h"
 #include "transport/shared_mesh.h"
 
 namespace farandole {
 
-/// A larger result is no longer in a cache when the caller reads it after the operation.
-constexpr size_t kCached = size_t{8} << 20;
+/// The function that copies parts of results of `bytes` in total: past the caches if they are so large that they are no
+/// longer there when the caller reads them.
+[[nodiscard]] inline auto copy_of_results(size_t bytes) {
+  constexpr size_t kCached = size_t{8} << 20;
+  return bytes > kCached ? stream_bytes : copy_bytes;
+}
 
 /// Runs two halves for every stripe. `put(stripe, at)` writes bytes from offset `at` on into this rank's slots;
 /// `take(stripe, at)`, one stripe behind, reads the other ranks' slots. Each stripe advances `step` bytes of the
