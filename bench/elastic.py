@@ -23,11 +23,13 @@ from pathlib import Path
 
 from namespaces import DEVICE, ip
 
+from farandole.config import Config
+
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from helpers.ssh_hosts import serving_hosts
 
 RANKS = 3
-HEARTBEAT = 3  # seconds without a sign of life after which a rank on another host is lost: the default
+HEARTBEAT = Config().heartbeat.total_seconds()  # without a sign of life, after which a rank on another host is lost
 PATIENCE = 300.0  # seconds; torchrun may fail to connect its ranks, and starts them once more
 COMMON = """
 import os, sys, time, torch

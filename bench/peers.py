@@ -261,6 +261,18 @@ def usable(names: Sequence[str]) -> list[Launcher]:
     return found or [LAUNCHERS["plain"]]
 
 
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep so many processes computing."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+
+
 def run_ranks(
     script: str,
     size: int,

@@ -7,11 +7,9 @@ fully_shard. One rank more than there are cores runs `dist.all_reduce`, alone, a
 each core. The ranks have a process group of each back end in the same processes, and the back ends take turns. Prints
 tables and writes bench/results/*-torch_backend.json."""
 
-import contextlib
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import peers
@@ -92,18 +90,6 @@ def measure(bench: BenchRank) -> dict[str, Times]:
     return results
 
 
-@contextlib.contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """Keep so many processes computing."""
-    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for each in started:
-            each.kill()
-            each.wait()
-
-
 def main() -> None:
     given = peers.arguments(__doc__).parse_args()
     cores = os.cpu_count() or 1
@@ -111,7 +97,7 @@ def main() -> None:
     all_lines: list[Line] = []
     for crowded, ranks, others in ((False, RANKS, 0), (True, cores + 1, 0), (True, cores + 1, cores)):
         options = {"rounds": given.rounds, "repeats": 400 if given.full else 100, "crowded": crowded}
-        with busy(others):
+        with peers.busy(others):
             races = peers.races_of(peers.run_ranks(__file__, ranks, peers.LAUNCHERS["plain"], options))
         beside = f", beside {others} processes that compute" if others else ""
         title = f"below torch.distributed, {ranks} ranks on {cores} cores{beside}"

@@ -10,12 +10,11 @@ as many foreign processes as there are ranks compute all the time. Prints steps 
 bench/results/*-training.json, or *-training-loaded.json."""
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -247,18 +246,6 @@ def speeds(races: Mapping[str, Race]) -> str:
     return "\n".join(lines)
 
 
-@contextmanager
-def foreign_load(processes: int) -> Iterator[None]:
-    """Keep so many processes computing during the block."""
-    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for each in burning:
-            each.kill()
-            each.wait()
-
-
 def main() -> None:
     parser = peers.arguments(__doc__)
     parser.add_argument("--shape", action="append", choices=SHAPES, help="only this model; may be given several times")
@@ -266,7 +253,7 @@ def main() -> None:
     given = parser.parse_args()
     titles: Sequence[str] = given.shape or list(SHAPES)
     options = {"rounds": given.rounds, "repeats": 10 if given.full else 3, "shapes": titles}
-    with foreign_load(RANKS if given.loaded else 0):
+    with peers.busy(RANKS if given.loaded else 0):
         found = peers.races_of(peers.run_ranks(__file__, RANKS, peers.LAUNCHERS["plain"], options))
     races = {title: per_step(title, found[title]) for title in titles}
     lines: list[Line] = [line for title, race in races.items() for line in compare(title, race, MUST)]
