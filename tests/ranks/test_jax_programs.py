@@ -1,4 +1,4 @@
-"""What the programs of JAX may contain: functions that other programs have, too, arrays of their own, and numbers."""
+"""Programs of JAX: jitted functions that several programs call, arrays that are no arguments, and numbers."""
 
 import re
 from typing import Any

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from farandole._native import read_files
 from farandole.data.formats.partitions import base_of
-from farandole.data.formats.places import files_below, has_signs, inner_path, is_note, is_note_of_glob, same_file
+from farandole.data.formats.places import files_below, has_signs, inner_path, is_note, is_note_of_glob, warn_of_links
 from farandole.data.formats.row_groups import File
 from farandole.data.formats.source import Source
 from farandole.data.loading.agreement import Gather, from_first, place_in, together
@@ -330,9 +330,9 @@ class Files:
                     more, folders = self._list(url, place, suffix, growing)
                 paths.update(more)
                 tops.update(folders)
-        if self.local and not growing and (pair := same_file(paths)) is not None:
-            log.warning("%s and %s are one file, whose rows come twice; remove one of the two paths", *pair)
-        return files | {file.path: file for file in self.look(sorted(paths))}, tops
+        looked = self.look(sorted(paths))
+        warn_of_links(looked if self.local and not growing else [])
+        return files | {file.path: file for file in looked}, tops
 
     def _list(self, url: str, place: str, suffix: str | tuple[str, ...], growing: bool) -> tuple[list[str], list[str]]:
         """Return files, and the folders that hold them: given, matched, or those of single files."""

@@ -1,8 +1,10 @@
 """Places of files as users give them, URLs and paths, and the files in local folders."""
 
+import logging
 import os
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import unquote
@@ -10,7 +12,11 @@ from urllib.parse import unquote
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from farandole.data.formats.row_groups import File
 from farandole.errors import ConfigError, SourceError
+from farandole.masking import mask
+
+log = logging.getLogger(__name__)
 
 Place = str | os.PathLike[str]
 Places = Place | Sequence[Place]
@@ -83,18 +89,20 @@ def is_note_of_glob(path: str, glob: str) -> bool:
     return is_note(name) or (is_note(folder) and not is_note(posixpath.dirname(inner_path(glob, top))))
 
 
-def same_file(paths: Iterable[str]) -> tuple[str, str] | None:
-    """Return two of these local paths that lead to one file, as by a link; None if there are none.
-
-    Paths that are not there are left out."""
+def warn_of_links(files: Sequence[File]) -> None:
+    """Warn of the first two of these local files that are one, as by a link; files that are gone are left out."""
+    alike = Counter((file.size, file.mark) for file in files)
     known: dict[tuple[int, int], str] = {}
-    for path in sorted(paths):
+    for file in files:
+        if alike[file.size, file.mark] == 1:  # one file has one size and one time
+            continue
         with suppress(OSError):
-            found = os.stat(path)
-            other = known.setdefault((found.st_dev, found.st_ino), path)
-            if other != path and found.st_ino:
-                return other, path
-    return None
+            found = os.stat(file.path)
+            other = known.setdefault((found.st_dev, found.st_ino), file.path)
+            if other != file.path and found.st_ino:
+                text = "%s and %s are one file, whose rows come twice; remove one of the two paths"
+                log.warning(text, mask(other), mask(file.path))
+                return
 
 
 def files_below(folder: str) -> tuple[list[str], list[str]]:

@@ -121,9 +121,9 @@ class RemoteAgent:
 
     def is_stopped(self, member: int, secret: bytes) -> bool:
         """Return whether the agent has just found a process of the member stopped, and have it look again."""
+        self._asked = min(self._asked, time.monotonic())  # first: the answer, which another thread gets, ends it
         with contextlib.suppress(OSError):  # the host is lost
             self._messages.send(messages.Look(member, secret))
-        self._asked = min(self._asked, time.monotonic())
         return time.monotonic() - self._stopped.get(member, -math.inf) < FRESH
 
     @property
