@@ -71,6 +71,7 @@ void Executor::run(const AgreedPlan& agreed) {
     else if (const auto* refusal = std::get_if<Refusal>(&item)) refuse(*refusal);
     else turn_to(std::get<Knobs>(item), agreed.paced);
   }
+  if (lane_ && !pending_.empty()) lane_->keep_asking(executed_);
 }
 
 void Executor::run(const Bucket& bucket, uint64_t agreed) {
@@ -169,7 +170,7 @@ void Executor::turn_to(const Knobs& knobs, bool paced) {
 }
 
 void Executor::leave_lane() {
-  if (lane_) lane_->leave();
+  if (lane_) lane_->leave(executed_);
 }
 
 bool Executor::can_run_in_lane(const Recurring& recurring) const {

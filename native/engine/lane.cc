@@ -56,7 +56,7 @@ uint64_t Lane::wait_from_begin(const LaneAttempt& attempt) {
     if (spins % kLookEvery != 0) continue;
     const uint64_t now = now_ns();
     if (begin == 0) begin = now;
-    if (attempt.interrupted() || now - begin > ns(kLongest)) return begin;
+    if (attempt.interrupted() || has_asking_rank(attempt.instance) || now - begin > ns(kLongest)) return begin;
     if (!called && now - begin > ns(kMoment)) {
       called = true;
       attempt.before_wait();
@@ -74,7 +74,15 @@ void Lane::wake_others() {
     if (rank != rank_) segment_.area(rank).doorbell.wake_sleepers();
 }
 
-void Lane::leave() {
+/// Returns whether a rank that has run `instance` operations waits for the coordinator, so that it will not arrive.
+bool Lane::has_asking_rank(uint32_t instance) const {
+  for (int rank = 0; rank < static_cast<int>(size_); ++rank)
+    if (rank != rank_ && segment_.area(rank).asked.load(std::memory_order_acquire) == instance + 1) return true;
+  return false;
+}
+
+void Lane::leave(uint32_t instance) {
+  keep_asking(instance);
   // Other ranks wait in the first round that is not spoiled.
   while (segment_.lane().state(round_, size_) == LaneRounds::State::Spoiled) ++round_;
   if (!segment_.lane().occupied(round_)) return;

@@ -45,8 +45,12 @@ class Lane {
   /// Total time of waits in agree() that were longer than about a microsecond.
   [[nodiscard]] uint64_t waited_ns() const { return waited_ns_.load(std::memory_order_relaxed); }
 
-  /// Releases the ranks that wait in the lane, before this rank asks the coordinator.
-  void leave();
+  /// Releases the ranks that wait in the lane, before this rank asks the coordinator. A rank that arrives later, after
+  /// the same number of operations (`instance`), does not wait.
+  void leave(uint32_t instance);
+
+  /// The same for ranks that arrive later, when requests of this rank are left after `instance` operations.
+  void keep_asking(uint32_t instance) { asked().store(instance + 1, std::memory_order_release); }
 
  private:
   [[nodiscard]] bool open() { return segment_.lane().state(round_, size_) == LaneRounds::State::Open; }
@@ -54,6 +58,8 @@ class Lane {
   void wait(const LaneAttempt& attempt);
   [[nodiscard]] uint64_t wait_from_begin(const LaneAttempt& attempt);
   void wake_others();
+  [[nodiscard]] std::atomic<uint32_t>& asked() { return segment_.area(rank_).asked; }
+  [[nodiscard]] bool has_asking_rank(uint32_t instance) const;
 
   Segment& segment_;
   int rank_;

@@ -34,6 +34,8 @@ struct RankArea {
   Signal small;        // small operations whose payload is in the small slots
   Signal offered;      // twice the number of an allreduce, plus one if all its buffers are in this rank's arena
   Signal direct_done;  // direct allreduces in which this rank has done its share
+  /// The number of operations that this rank had run, plus one, when it last had requests for the coordinator.
+  alignas(128) std::atomic<uint32_t> asked{0};
 };
 
 /// Why a job ended early, as reported by the first rank that noticed.

@@ -91,7 +91,7 @@ class Ranks {
         await(step.agreed, size_);  // the operation synchronizes all ranks
         continue;
       }
-      lane.leave();
+      lane.leave(static_cast<uint32_t>(k));
       step.asked.fetch_add(1);
       await(step.asked, size_);
     }
@@ -127,10 +127,32 @@ void test_other_numbers() {
   CHECK_EQ(agreed.load(), 0);
 }
 
+// A rank that asks the coordinator will not arrive, also for those that come to the lane after it has left.
+void test_no_wait_for_a_rank_that_asks() {
+  const std::shared_ptr<Segment> segment = Segment::create(2, 8192, false);
+  Lane first(*segment, 0, std::chrono::microseconds(0));
+  Lane second(*segment, 1, std::chrono::microseconds(0));
+  int looks = 0;
+  const auto looks_of_first = [&](uint32_t instance) {
+    looks = 0;
+    LaneAttempt made = empty(1, instance);
+    made.interrupted = [&looks] { return ++looks > 1; };
+    CHECK(!first.agree(made));
+    return looks;
+  };
+  CHECK_EQ(looks_of_first(3), 2);  // it waits until it is interrupted
+  second.leave(3);
+  CHECK_EQ(looks_of_first(3), 1);
+  CHECK_EQ(looks_of_first(4), 2);  // what the other rank asked for may have run
+  second.keep_asking(4);
+  CHECK_EQ(looks_of_first(4), 1);
+}
+
 }  // namespace
 
 int main() {
   test_all_or_none();
   test_other_numbers();
+  test_no_wait_for_a_rank_that_asks();
   return check::report();
 }
