@@ -236,6 +236,34 @@ def test_a_gradient_in_flight_is_a_tensor_like_others() -> None:
     run_ranks(2, body)
 
 
+def test_a_gradient_is_the_same_tensor_before_during_and_after_its_flight() -> None:
+    class Kind(torch.Tensor):
+        """A class that a library may give to gradients."""
+
+    def body(context: Context) -> None:
+        plain, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+        other.register_post_accumulate_grad_hook(_become(Kind))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([plain, other], lr=1.0), op=hvd.Sum)
+        (plain + other).sum().backward()
+        held = [plain.grad, other.grad]
+        assert [type(each) for each in held] == [InFlight, InFlight]
+        optimizer.synchronize()
+        assert plain.grad is held[0] and other.grad is held[1]
+        assert [type(each) for each in held] == [torch.Tensor, Kind]
+        assert [each.tolist() for each in held] == [[2.0, 2.0], [2.0, 2.0]]
+        assert [each.__dict__ for each in held] == [{}, {}]  # can be pickled, and copied
+
+    run_ranks(2, body)
+
+
+def _become(kind: type[torch.Tensor]) -> Callable[[torch.Tensor], None]:
+    def hook(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad.as_subclass(kind)
+
+    return hook
+
+
 def test_nothing_is_kept_alive_by_a_gradient_in_flight() -> None:
     def body(context: Context) -> None:
         weight = torch.nn.Parameter(torch.ones(2))

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import torch
 
+# A context in which gradients in flight are read and changed as they are, reduced or not.
+as_they_are = torch._C.DisableTorchFunctionSubclass
+
 
 class Origin(NamedTuple):
     """The parameter of a gradient in flight, and a function that waits until the gradient is reduced."""
@@ -17,41 +20,44 @@ class Origin(NamedTuple):
 
 
 class InFlight(torch.Tensor):
-    """Gradient of a parameter during its reduction.
+    """Class of a gradient during its reduction; before and after it is a tensor like others.
 
     Every use (clipping, a norm, a gradient scaler) waits for the reduction and then gets the reduced gradient. Only
     Python waits: autograd itself adds to the memory directly."""
 
-    __slots__ = ("origin", "plain")
-    plain: torch.Tensor
+    # Attributes of the tensor while it is in flight.
     origin: Origin
+    kind: type[torch.Tensor] = torch.Tensor  # the class it had
+    successor: torch.Tensor | None = None  # the gradient that its parameter has in its place
 
     @classmethod
     def cover(cls, parameter: torch.Tensor, origin: Origin) -> None:
-        """Cover the gradient of `parameter`, which `origin` refers to."""
-        plain = parameter.grad
-        if plain is None or type(plain) is cls:
+        """Make the gradient of `parameter`, which `origin` refers to, one in flight."""
+        gradient = parameter.grad
+        kind = type(gradient)
+        if gradient is None or kind is cls:
             return
-        # A sparse tensor cannot be of another class: a dense one without memory stands for it.
-        body = torch.zeros((), dtype=plain.dtype, device=plain.device).expand(plain.shape) if plain.is_sparse else plain
-        cover = body.as_subclass(cls)
-        cover.plain, cover.origin = plain, origin
-        parameter.grad = cover
+        gradient.origin = origin  # type: ignore[attr-defined]  # before the class: another thread may read it at once
+        if kind is not torch.Tensor:
+            gradient.kind = kind  # type: ignore[attr-defined]
+        gradient.__class__ = cls
 
     @classmethod
     def replace(cls, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Give `parameter` another gradient, which code that holds the cover of the old one reads from now on."""
-        cover = parameter.grad
-        if isinstance(cover, cls):
-            cover.plain = gradient  # first: another thread that sees the new gradient no longer waits
+        """Give `parameter` another gradient, which code that holds the old one in flight reads from now on."""
+        old = parameter.grad
+        if isinstance(old, cls):
+            old.successor = gradient  # first: another thread that sees the new gradient no longer waits
         parameter.grad = gradient
 
     @classmethod
     def uncover(cls, parameter: torch.Tensor) -> None:
-        """Restore the plain gradient of `parameter`, if it is covered."""
-        cover = parameter.grad
-        if type(cover) is cls:
-            parameter.grad = cover.plain
+        """Make the gradient of `parameter` a tensor like others, if it is in flight."""
+        gradient = parameter.grad
+        if type(gradient) is cls:
+            gradient.__class__ = gradient.kind  # type: ignore[assignment]  # a class of tensors
+            gradient.__dict__.pop("kind", None)
+            gradient.__dict__.pop("origin", None)
 
     @classmethod
     def __torch_function__(
@@ -64,22 +70,29 @@ class InFlight(torch.Tensor):
         """Call `func` with the reduced gradient."""
         return func(*map(_reduced, args), **{key: _reduced(value) for key, value in (kwargs or {}).items()})
 
-    def reduced(self) -> torch.Tensor:
-        """Wait for the reduction and return the reduced gradient."""
-        parameter = self.origin.parameter()
-        if parameter is not None and parameter.grad is self:
-            self.origin.look()
-        return self.plain
+
+def reduced(gradient: torch.Tensor) -> torch.Tensor:
+    """Wait for the reduction of `gradient`, which is or was in flight, and return the reduced one."""
+    origin: Origin | None = gradient.__dict__.get("origin")
+    parameter = origin.parameter() if origin is not None else None
+    if origin is not None and parameter is not None and parameter.grad is gradient:
+        origin.look()
+    return bare(gradient)
 
 
-def plain(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """Return `gradient`, or what it covers, reduced or not."""
-    return gradient.plain if type(gradient) is InFlight else gradient
+def bare(gradient: torch.Tensor) -> torch.Tensor:
+    """Return `gradient`, or if it is in flight what stands in its place or shares its memory, reduced or not."""
+    if type(gradient) is not InFlight:
+        return gradient
+    if gradient.successor is not None:
+        return gradient.successor
+    with as_they_are():
+        return gradient.as_subclass(gradient.kind)
 
 
 def _reduced(value: object) -> object:
     if isinstance(value, InFlight):
-        return value.reduced()
+        return reduced(value)
     if type(value) is list:
         return [_reduced(each) for each in value]
     if type(value) is tuple:

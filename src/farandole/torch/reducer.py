@@ -4,7 +4,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from operator import is_
 from typing import Any
 
 import torch
@@ -17,12 +16,14 @@ from farandole.core.operations.request import Request
 from farandole.core.process_sets.process_set import is_alone
 from farandole.errors import InvalidRequest
 from farandole.torch.feedback import ErrorFeedback
-from farandole.torch.flight import Flight, InFlight, Origin, plain
+from farandole.torch.flight import Flight, InFlight, Origin, as_they_are, bare
 from farandole.torch.low_rank import LowRank, PowerSGD
 from farandole.torch.ops import Compression, allreduce, requests
 from farandole.torch.sparse import start_sparse
 
 Parameter = torch.Tensor
+# Starts the reduction of tensors, for the gradients at these places, and returns the wait for it.
+Start = Callable[[Sequence[int], list[torch.Tensor]], Callable[[], object]]
 
 # Gradients below this total are requested together, in one call. A larger total would cost less per gradient, but
 # gradients held back do not overlap with the backward pass.
@@ -245,32 +246,29 @@ class Reducer:
             held, self._held, self._held_bytes = self._held, {}, 0
             self._fly(list(held), list(held.values()), partial(self._reduce_each, wake=wake))
 
-    def _fly(
-        self,
-        places: Sequence[int],
-        gradients: list[torch.Tensor],
-        start: Callable[[Sequence[int], list[torch.Tensor]], Callable[[], object]],
-    ) -> None:
-        compression = self._options.compression
-        complete: Callable[[], object]
-        if isinstance(self.feedback, LowRank):
-            names = [self._names[place] for place in places]
-            complete = self.feedback.begin(names, gradients, partial(start, places))
-            self._flights.update(dict.fromkeys(places, Flight([self._parameters[place] for place in places], complete)))
-            return
-        # A channels-last gradient is not contiguous, so a copy is reduced.
-        tensors = list(map(torch.Tensor.contiguous, gradients))
-        if compression is Compression.none and all(map(is_, tensors, gradients)):
-            complete = start(places, gradients)
-        else:
-            packed = [compression.compress(tensor) for tensor in tensors]
-            tensors, contexts = [tensor for tensor, _ in packed], [ctx for _, ctx in packed]
-            if self.feedback is not None:
-                for place, tensor in zip(places, tensors, strict=True):
-                    self.feedback.feed(self._names[place], tensor)
-            complete = partial(_complete, gradients, tensors, contexts, compression, start(places, tensors))
+    def _fly(self, places: Sequence[int], gradients: list[torch.Tensor], start: Start) -> None:
+        with as_they_are():
+            in_place = self._options.compression is Compression.none and all(map(torch.Tensor.is_contiguous, gradients))
+            if in_place:
+                complete = start(places, gradients)
+            else:
+                gradients = list(map(torch.Tensor.detach, gradients))  # which share their memory, and never wait
+        if not in_place:
+            complete = self._start_copies(places, gradients, start)
         flight = Flight([self._parameters[place] for place in places], complete)
         self._flights.update(dict.fromkeys(places, flight))
+
+    def _start_copies(self, places: Sequence[int], gradients: list[torch.Tensor], start: Start) -> Callable[[], object]:
+        """Start reducing what is sent of gradients that are compressed, or not contiguous, as channels-last ones."""
+        compression, names = self._options.compression, [self._names[place] for place in places]
+        if isinstance(self.feedback, LowRank):
+            return self.feedback.begin(names, gradients, partial(start, places))
+        packed = [compression.compress(gradient.contiguous()) for gradient in gradients]
+        tensors, contexts = [tensor for tensor, _ in packed], [ctx for _, ctx in packed]
+        if self.feedback is not None:
+            for name, tensor in zip(names, tensors, strict=True):
+                self.feedback.feed(name, tensor)
+        return partial(_complete, gradients, tensors, contexts, compression, start(places, tensors))
 
     def _reduce_each(self, places: Sequence[int], tensors: list[torch.Tensor], wake: bool) -> Callable[[], object]:
         return self._reduce_named([self._names[place] for place in places], tensors, wake)
@@ -285,12 +283,14 @@ class Reducer:
     def _gradient(self, place: int) -> torch.Tensor:
         """Return the tensor to reduce: the gradient, made dense if requested, or zeros if this rank has none."""
         parameter = self._parameters[place]
-        gradient = plain(parameter.grad)
+        gradient = parameter.grad
         if gradient is None:
             # Other ranks may have one. If it was sparse before, theirs is sparse again.
             gradient = torch.zeros_like(parameter, requires_grad=False)
             parameter.grad = gradient = gradient.to_sparse(1) if place in self._sparse else gradient
-        elif gradient.requires_grad:
+            return gradient
+        gradient = bare(gradient)
+        if gradient.requires_grad:
             raise InvalidRequest(
                 self._names[place],
                 "the gradient requires a gradient itself (backward(create_graph=True)) and cannot be reduced in place",

@@ -35,7 +35,7 @@ def start_sparse(
         raise InvalidRequest(shown, "a sparse tensor can be reduced with op=Average or op=Sum only")
     if tensor.layout is not torch.sparse_coo:
         raise InvalidRequest(shown, f"expected a sparse COO tensor, got layout {tensor.layout}")
-    size = membership_of(process_set, "grouped_allgather", name).size
+    size, shape = membership_of(process_set, "grouped_allgather", name).size, tensor.size()
     mine = tensor.detach()
     if _repeats_itself(mine, size):
         mine = mine.coalesce()
@@ -49,7 +49,7 @@ def start_sparse(
 
     def result() -> torch.Tensor:
         indices, values = handle.wait()
-        return torch.sparse_coo_tensor(indices.t(), values, tensor.size(), check_invariants=True)
+        return torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=True)
 
     return result
 

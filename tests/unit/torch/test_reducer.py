@@ -16,7 +16,7 @@ import torch
 
 from farandole.core.operations.gradients import GradientOptions
 from farandole.torch import reducer
-from farandole.torch.flight import Flight, InFlight, Origin
+from farandole.torch.flight import Flight, InFlight, Origin, reduced
 from farandole.torch.reducer import Reducer
 
 STEPS = 30
@@ -95,7 +95,7 @@ def test_a_thread_that_reads_a_sparse_gradient_never_sees_one_that_is_not_reduce
             super().__setattr__(name, value)
             if value is total:
                 assert isinstance(held, InFlight)
-                read.append(held.reduced())
+                read.append(reduced(held))
 
     parameter = Watched(torch.zeros(3))
     parameter.grad = torch.ones(3).to_sparse()
