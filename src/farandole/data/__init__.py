@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from farandole.extras import importing as _importing
 
 if TYPE_CHECKING:
+    from farandole.data.file_readers import make_batch_reader as make_batch_reader
+    from farandole.data.file_readers import make_reader as make_reader
     from farandole.data.formats.cache import CachedSource as CachedSource
     from farandole.data.formats.fields import FieldOptions as FieldOptions
     from farandole.data.formats.samples import FileSource as FileSource
@@ -48,9 +50,7 @@ if TYPE_CHECKING:
     from farandole.data.loading.values import Values as Values
     from farandole.data.reader_options import ReaderOptions as ReaderOptions
     from farandole.data.readers import Reader as Reader
-    from farandole.data.readers import make_batch_reader as make_batch_reader
     from farandole.data.readers import make_feed_reader as make_feed_reader
-    from farandole.data.readers import make_reader as make_reader
     from farandole.data.tables.delta import DeltaSource as DeltaSource
     from farandole.data.tables.iceberg import IcebergSource as IcebergSource
     from farandole.data.tables.stream_output import StreamSource as StreamSource
@@ -71,7 +71,8 @@ _NAMES_BY_MODULE = {
     "loading.order": "Order choose_lanes permutation",
     "loading.plans": "GlobalPlan LocalPlan Policy",
     "reader_options": "ReaderOptions",
-    "readers": "Reader make_batch_reader make_feed_reader make_reader",
+    "file_readers": "make_batch_reader make_reader",
+    "readers": "Reader make_feed_reader",
     "loading.reading": "Reading",
     "formats.source": "Source",
     "formats.samples": "FileSource files",

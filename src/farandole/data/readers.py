@@ -1,24 +1,17 @@
-"""Readers with Petastorm's names and arguments: `make_reader` and `make_batch_reader`.
-
-The arguments have Petastorm's meaning, but rows are distributed differently: every row comes exactly once per epoch
-over all shards, in an order that changes with the epoch. docs/guide/data.md lists the differences.
-"""
+"""Readers with Petastorm's arguments, of any source of rows, and the reader of rows that only this rank has."""
 
 import itertools
-import logging
 import os
 from collections import namedtuple
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from inspect import GEN_CLOSED, getgeneratorstate
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 from weakref import ref
 
 from farandole.data.formats.columns import SchemaField, columns_by_pattern
-from farandole.data.formats.row_groups import rows_in
 from farandole.data.formats.selection import SelectedSource
 from farandole.data.formats.source import Source
 from farandole.data.loading.agreement import Gather, together
@@ -28,38 +21,14 @@ from farandole.data.loading.loader import Loader
 from farandole.data.loading.meter import Meter, Metrics
 from farandole.data.loading.reading import Reading
 from farandole.data.loading.rounds import Columns
-from farandole.data.loading.state import NO_VERSION
 from farandole.data.loading.values import Array, Ragged, SparseRows, Values, cells_of
 from farandole.data.reader_options import ReaderOptions
-from farandole.data.tables.versions import same_version
 from farandole.errors import ConfigError, NoDataAvailableError, ReaderError
-from farandole.masking import mask
-
-log = logging.getLogger(__name__)
 
 T_co = TypeVar("T_co", covariant=True)
 
-_DEFAULT_CACHE_LIMIT = 10 << 30
-_LEAST_BATCH = 1024
-_options: Callable[..., ReaderOptions] = ReaderOptions  # arguments of users, which it checks
-
-
-def make_reader(
-    dataset_url: str | Sequence[str], schema_fields: Sequence[SchemaField] | None = None, **options: object
-) -> "Reader":
-    """Return a reader of single rows, as named tuples; `options` are the fields of `ReaderOptions`.
-
-    Raises `DataError` and `SourceError` for the data, `ConfigError` for options."""
-    return _read_files(dataset_url, schema_fields, _options(**options), batched=False)
-
-
-def make_batch_reader(
-    dataset_url_or_urls: str | Sequence[str], schema_fields: Sequence[SchemaField] | None = None, **options: object
-) -> "Reader":
-    """Return a reader of batches, as named tuples of arrays; `options` are the fields of `ReaderOptions`.
-
-    A batch has about as many rows as a row group, the last batch of an epoch fewer. Raises as `make_reader` does."""
-    return _read_files(dataset_url_or_urls, schema_fields, _options(**options), batched=True)
+LEAST_BATCH = 1024
+checked_options: Callable[..., ReaderOptions] = ReaderOptions  # arguments of users, which it checks
 
 
 def make_feed_reader(
@@ -73,22 +42,22 @@ def make_feed_reader(
 
     With several ranks, making a reader is collective and needs `gather`; reading is not collective. A rank with more
     rows yields more batches. Raises `ConfigError` for options that apply to files only, and as `FeedLoader` does."""
-    asked = _options(**options)
+    asked = checked_options(**options)
     _refuse_for_own_rows(asked)
 
     def look() -> tuple[Source, list[str]]:
         columns = columns_by_pattern(source.schema, schema_fields, warn=not asked.cur_shard)
-        return _selected(source, asked, batched=True), columns
+        return selected(source, asked, batched=True), columns
 
     chosen, columns = together(look, gather)
     loader = FeedLoader(
         chosen,
-        batch_size=_LEAST_BATCH,
+        batch_size=LEAST_BATCH,
         policy="join",
         columns=columns,
         rank=asked.cur_shard or 0,
         size=asked.shard_count or 1,
-        reading=_reading(asked, batched=True),
+        reading=reading_of(asked, batched=True),
         gather=gather,
         alone=True,  # users cut batches to other sizes, so ranks need the next batch at different times
     )
@@ -247,47 +216,6 @@ class _Pass(Generic[T_co]):
             self._items.close()
 
 
-def _read_files(
-    urls: str | Sequence[str], schema_fields: Sequence[SchemaField] | None, options: ReaderOptions, *, batched: bool
-) -> Reader:
-    # Imported here: these modules load slowly, and ranks that get a DataFrame's rows do not read files.
-    from farandole.data.formats.cache import CachedSource
-    from farandole.data.formats.sources import ParquetSource
-
-    source: Source = ParquetSource(urls, options.storage_options, version=options.version, gather=options.gather)
-    source = same_version(source, options.gather)
-    if source.version != NO_VERSION and options.version is None and options.gather is None and options.cur_shard == 0:
-        log.warning(
-            "%d shards each open the newest version of %s, which may differ if it is written to: pass version=%d, or "
-            "gather=hvd.allgather_object",
-            options.shard_count,
-            mask(str(urls)),
-            source.version,
-        )
-    if options.cache_type == "local-disk":
-        assert options.cache_location is not None, "checked with the options"
-        source = CachedSource(source, Path(options.cache_location), options.cache_size_limit or _DEFAULT_CACHE_LIMIT)
-    source = _selected(source, options, batched=batched)
-    columns = columns_by_pattern(source.schema, schema_fields, warn=not options.cur_shard)
-    rows, shards = int(rows_in(source.row_groups).sum()), options.shard_count or 1
-    if options.num_epochs is None and 0 < rows < shards:
-        # Refused on every rank: a rank without rows would wait for a row forever, and the others for that rank.
-        problem = f"{rows} rows for {shards} shards in epochs without end; take at most {rows} shards"
-        raise NoDataAvailableError("", problem)
-    loader = Loader(
-        source,
-        batch_size=_batch_rows(source),
-        policy="join",
-        columns=columns,
-        rank=options.cur_shard or 0,
-        size=shards,
-        reading=_reading(options, batched=batched),
-        gather=options.gather,
-        alone=True,  # readers of different shards need their next batches at different times
-    )
-    return Reader(loader, options.num_epochs, batched=batched)
-
-
 def _refuse_for_own_rows(options: ReaderOptions) -> None:
     if options.cache_type == "local-disk":
         raise ConfigError("cache_type", "is for files far away, and these rows lie on this machine; leave it out")
@@ -299,19 +227,16 @@ def _refuse_for_own_rows(options: ReaderOptions) -> None:
         raise ConfigError("storage_options", "are for URLs, and these rows have none; leave them out")
 
 
-def _selected(source: Source, options: ReaderOptions, *, batched: bool) -> Source:
+def selected(source: Source, options: ReaderOptions, *, batched: bool) -> Source:
+    """Return the rows of `source` that the options' filters and predicate select."""
     for where in (options.filters, options.predicate):
         if where is not None:
             source = SelectedSource(source, where, frames=batched)
     return source
 
 
-def _batch_rows(source: Source) -> int:
-    held = [group.rows for group in source.row_groups if group.rows]
-    return max(_LEAST_BATCH, sum(held) // max(1, len(held)))
-
-
-def _reading(options: ReaderOptions, *, batched: bool) -> Reading:
+def reading_of(options: ReaderOptions, *, batched: bool) -> Reading:
+    """Return how to read by the options: order, workers, transform and nulls."""
     spec, own = options.transform_spec, options.reading
     transform = own.transform if spec is None else spec.frames if batched else spec.rows
     processes = options.reader_pool_type == "process" and transform is not None

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from pyspark.ml import Estimator
 from pyspark.ml.param import Param
@@ -21,7 +21,9 @@ from farandole.estimators.backend import Backend, SparkBackend
 from farandole.estimators.feed import Feed, plan_feed, plan_transformed_feed, quoted
 from farandole.estimators.folders import Folder, overwrite
 from farandole.estimators.history import EpochLog
+from farandole.estimators.local_rows import as_files, is_local
 from farandole.estimators.params import EstimatorParams
+from farandole.estimators.parquet_feed import StoredRows
 from farandole.estimators.persistence import PARAMETERS, Facts, Saved, dumped_parameters, loaded_parameters
 from farandole.estimators.run_lock import RunLock
 from farandole.estimators.trainers.checkpoint import Checkpoint, last_checkpoint, restoring
@@ -35,9 +37,6 @@ from farandole.spark.jobs.session import active_session
 from farandole.spark.jobs.slots import all_slots
 from farandole.spark.jobs.task_settings import TaskSettings
 from farandole.spark.rows.column_names import check_names
-
-if TYPE_CHECKING:
-    from farandole.estimators.parquet_feed import StoredRows
 
 log = logging.getLogger(__name__)
 
@@ -111,12 +110,9 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         store = self.getStore()
         if store is None:
             raise ConfigError("store", "is not set; fit_on_parquet reads the Parquet files in it")
-        # Imported here: the modules for Parquet load slowly, and other fits do not need them.
-        from farandole.estimators.parquet_feed import StoredRows
-
         return self._fit_files(StoredRows.of_store(store, dataset_idx), active_session())
 
-    def _fit_files(self, stored: "StoredRows", spark: SparkSession | None) -> M:
+    def _fit_files(self, stored: StoredRows, spark: SparkSession | None) -> M:
         """Fit to the rows of files that the ranks read themselves."""
         self._tasks(spark=spark is not None)
         validation = stored.validation(self.getValidation())
@@ -156,8 +152,6 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
 
     def _fit_written(self, dataset: DataFrame) -> M:
         """Fit on the ranks of a user's backend, for which Spark writes the rows to the store."""
-        from farandole.estimators.parquet_feed import StoredRows  # see above
-
         store, validation = self.getStore(), self.getValidation()
         if store is None:
             raise ConfigError("store", "is not set; the ranks of a backend of your own read the rows from it")
@@ -171,10 +165,6 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             overwrite(spark, url)
 
     def _fit_without_spark(self, dataset: object) -> M:
-        # Imported here: the modules for Parquet load slowly, and other fits do not need them.
-        from farandole.estimators.local_rows import as_files, is_local
-        from farandole.estimators.parquet_feed import StoredRows
-
         if not is_local(dataset):
             raise TypeError(
                 "fit takes a Spark DataFrame, a pandas DataFrame, an Arrow table, or the path or URL of Parquet files, "

@@ -19,6 +19,7 @@ from farandole.estimators.checked_params import CheckedParams, Parameter, requir
 from farandole.estimators.checks import names_of_columns, objects
 from farandole.estimators.feed import as_numbers, check_columns, numbers_without_nulls
 from farandole.estimators.history import History
+from farandole.estimators.local_rows import as_frame, feature_batches, features_of
 from farandole.estimators.persistence import Saved
 from farandole.estimators.predictions.batches import BatchPredictor, column_type
 from farandole.spark.jobs.interpreter import use_own_interpreter
@@ -161,9 +162,6 @@ class DataFrameModel(Model, CheckedParams, Saved, Generic[N]):
         return names
 
     def _transform_without_spark(self, dataset: object) -> pd.DataFrame:
-        # Imported here: the modules for Parquet load slowly, and rows of Spark do not need them.
-        from farandole.estimators.local_rows import as_frame, feature_batches, features_of
-
         frame = as_frame(dataset)
         names = self._new_columns(frame.columns.__contains__)
         fields = [f"o{index}" for index in range(len(names))]

@@ -6,8 +6,8 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
@@ -15,8 +15,6 @@ import torch.distributed as dist
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import _DistributedBackendOptions
-
-    from farandole.torch_env import Found
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,7 +30,10 @@ def register() -> None:
         return
     try:
         dist.Backend.register_backend("farandole", _make_group, extended_api=True, devices=["cpu", "cuda"])
-        _find_stores_of_jobs()
+        # Imported here, so that no error in it ends `import torch`.
+        from farandole.torch_env import find_stores_of_jobs
+
+        find_stores_of_jobs()
         if os.environ.get("FARANDOLE_AS_GLOO", "").strip().lower() not in ("", "0", "false", "no", "off"):
             _stand_in_for_gloo()
     except Exception as error:
@@ -40,17 +41,24 @@ def register() -> None:
 
 
 def _make_group(asked: "_DistributedBackendOptions", options: object = None) -> dist.ProcessGroup:
+    group: dist.ProcessGroup = _groups().make_group(asked, options)
+    return group
+
+
+def _groups() -> ModuleType:
+    """Return the module of our groups."""
     try:
         # Imported here: `import torch` calls `register` of this module, and few of its programs make such a group.
-        from farandole.torch.distributed.backend import make_group
+        from farandole.torch.distributed import gloo
     except ImportError as error:
         raise ImportError(
             f'the backend "farandole" cannot be loaded with torch {torch.__version__}: {error}. Install farandole '
-            'anew, with torch 2.10 or later (pip install --force-reinstall "farandole[torch]"), or use backend="gloo"',
+            'anew, with torch 2.10 or later (pip install --force-reinstall "farandole[torch]"), or use backend="gloo", '
+            "without FARANDOLE_AS_GLOO",
             name=error.name,
             path=error.path,
         ) from error
-    return make_group(asked, options)
+    return gloo
 
 
 def _stand_in_for_gloo() -> None:
@@ -64,28 +72,11 @@ def _stand_in_for_gloo() -> None:
 def _with_ours(make: Callable[P, T], module: dict[str, object]) -> Callable[P, T]:
     @functools.wraps(make)
     def make_ours(*args: P.args, **kwargs: P.kwargs) -> T:
-        # Imported here, as in `_make_group`.
-        from farandole.torch.distributed.gloo import class_for
-
         asked, gloo = inspect.signature(make).bind(*args, **kwargs).arguments, module["ProcessGroupGloo"]
-        module["ProcessGroupGloo"] = class_for(asked["group_name"], asked["global_ranks_in_group"])
+        module["ProcessGroupGloo"] = _groups().class_for(asked["group_name"], asked["global_ranks_in_group"])
         try:
             return make(*args, **kwargs)
         finally:
             module["ProcessGroupGloo"] = gloo
 
     return make_ours
-
-
-def _find_stores_of_jobs() -> None:
-    """Do what `torch_env.find_stores_of_jobs` does, without an import of it before a group is made."""
-    from torch.distributed.rendezvous import _rendezvous_handlers  # not public, so the import may fail
-
-    _rendezvous_handlers["env"] = functools.partial(_find_store, _rendezvous_handlers["env"])
-
-
-def _find_store(torchs: "Callable[..., Iterator[Found]]", url: str, **options: timedelta) -> "Iterator[Found]":
-    # Imported here, as in `_make_group`.
-    from farandole.torch_env import find_store
-
-    return find_store(torchs, url, **options)

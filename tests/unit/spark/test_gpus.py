@@ -91,10 +91,10 @@ def test_ranks_see_gpus_unless_these_are_refused() -> None:
 
 def test_pytorch_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert torch_devices.visible_gpus() == (0, "PyTorch is built without CUDA")
+    assert gpus.seen_by_torch() == (0, "PyTorch is built without CUDA")
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert torch_devices.visible_gpus() == (1, "PyTorch sees 1 GPU")
+    assert gpus.seen_by_torch() == (1, "PyTorch sees 1 GPU")
 
 
 def test_batches_and_losses_are_on_the_ranks_device(monkeypatch: pytest.MonkeyPatch) -> None:

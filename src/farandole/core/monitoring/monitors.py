@@ -76,7 +76,7 @@ class Monitors:
 
 
 def _make_tuner(config: Config) -> "Tuner":
-    # Imported here, because few jobs use it, and its modules take as long to load as the rest of the core.
+    # Imported here, because few jobs use it, and its modules take a tenth of the time in which the core loads.
     from farandole.core.autotune.tuner import Tuner
 
     return Tuner(config)

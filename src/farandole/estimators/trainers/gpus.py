@@ -26,6 +26,15 @@ def gpus_seen(library: str, count: int) -> tuple[int, str]:
     return count, f"{library} sees {count} {'GPU' if count == 1 else 'GPUs'}"
 
 
+def seen_by_torch() -> tuple[int, str]:
+    """Return how many GPUs PyTorch sees, and a text about them; a `Look`."""
+    import torch  # Keras' other backends do without it
+
+    if torch.version.cuda is None:
+        return 0, "PyTorch is built without CUDA"
+    return gpus_seen("PyTorch", torch.cuda.device_count())
+
+
 def choose_gpu(wanted: bool | None, look: Look, *, listed: Path = _LISTED) -> int | None:
     """Return the index of this rank's GPU among those that it sees, which is its local rank; None: use the CPU.
 

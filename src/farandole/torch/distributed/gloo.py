@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 from torch._C._distributed_c10d import Store, _DistributedBackendOptions
 
-from farandole.torch.distributed.backend import arguments_of
+from farandole.torch.distributed.backend import arguments_of, make_group
 from farandole.torch.distributed.group import FarandoleGroup
 
-__all__ = ["GlooGroup", "class_for"]
+__all__ = ["GlooGroup", "class_for", "make_group"]
 
 log = logging.getLogger(__name__)
 

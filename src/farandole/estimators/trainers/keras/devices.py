@@ -8,16 +8,13 @@ from typing import Any
 import keras
 
 from farandole.errors import ConfigError
-from farandole.estimators.trainers.gpus import gpus_seen
+from farandole.estimators.trainers.gpus import gpus_seen, seen_by_torch
 
 
 def visible_gpus() -> tuple[int, str]:
     """Return how many GPUs Keras' backend sees, and a text about them; a `Look`."""
     backend = keras.config.backend()
     if backend == "torch":
-        # Imported here: the module imports torch, which Keras' other backends do without.
-        from farandole.estimators.trainers.torch.devices import visible_gpus as seen_by_torch
-
         return seen_by_torch()
     if backend == "tensorflow":
         import tensorflow as tf

@@ -18,6 +18,7 @@ import farandole.torch as hvd
 from farandole.core.operations.objects import allgather_object, broadcast_object
 from farandole.errors import ConfigError
 from farandole.estimators.trainers.first_row import SHAPE_ERRORS, first_line, refused_model
+from farandole.estimators.trainers.gpus import seen_by_torch
 from farandole.estimators.trainers.lightning.callbacks import curves_logger, epochs_callback
 from farandole.estimators.trainers.lightning.data import Loader, Tensors, queue_length
 from farandole.estimators.trainers.lightning.files import BestWeights, LightningState, Saved, dumped, loaded, moved
@@ -28,7 +29,6 @@ from farandole.estimators.trainers.module_batches import module_arguments
 from farandole.estimators.trainers.report import Meter, Record
 from farandole.estimators.trainers.run import Run, RunPlan, sum_over_ranks
 from farandole.estimators.trainers.run import train as train_with
-from farandole.estimators.trainers.torch.devices import visible_gpus
 from farandole.estimators.trainers.torch.losses import Losses
 from farandole.estimators.trainers.torch.seed import seed_everything
 from farandole.estimators.trainers.torch.tensors import Output, outputs_of
@@ -69,7 +69,7 @@ class LightningJob:
 def train(job: LightningJob) -> bytes | None:
     """Train a `LightningJob` on this rank; see `trainers.run.train`."""
     with ExitStack() as stack:
-        return train_with(job.plan, lambda run: LightningTrainer(job, run, stack), gpus=visible_gpus)
+        return train_with(job.plan, lambda run: LightningTrainer(job, run, stack), gpus=seen_by_torch)
 
 
 class LightningTrainer:

@@ -6,18 +6,9 @@ from typing import Final, TypeVar, cast
 import torch
 from torch.utils._pytree import tree_map_only
 
-from farandole.estimators.trainers.gpus import gpus_seen
-
 T = TypeVar("T")
 
 CPU: Final = torch.device("cpu")
-
-
-def visible_gpus() -> tuple[int, str]:
-    """Return how many GPUs PyTorch sees, and a text about them; a `Look`."""
-    if torch.version.cuda is None:
-        return 0, "PyTorch is built without CUDA"
-    return gpus_seen("PyTorch", torch.cuda.device_count())
 
 
 def device_of(gpu: int | None) -> torch.device:

@@ -11,11 +11,12 @@ from torch.optim.optimizer import StateDict
 
 import farandole.torch as hvd
 from farandole.data import ShardBatch
+from farandole.estimators.trainers.gpus import seen_by_torch
 from farandole.estimators.trainers.report import Meter, Record
 from farandole.estimators.trainers.run import Run, sum_over_ranks
 from farandole.estimators.trainers.run import train as train_with
 from farandole.estimators.trainers.torch.callbacks import Callbacks
-from farandole.estimators.trainers.torch.devices import device_of, on_cpu, to_device, visible_gpus
+from farandole.estimators.trainers.torch.devices import device_of, on_cpu, to_device
 from farandole.estimators.trainers.torch.judge import Judge, TorchJob
 from farandole.estimators.trainers.torch.minibatch import MinibatchStep
 from farandole.estimators.trainers.torch.module import TorchModule
@@ -25,7 +26,7 @@ from farandole.estimators.trainers.torch.seed import seed_everything
 
 def train(job: TorchJob) -> bytes | None:
     """Train a `TorchJob` on this rank; see `trainers.run.train`."""
-    return train_with(job.plan, lambda run: TorchTrainer(job, run), gpus=visible_gpus)
+    return train_with(job.plan, lambda run: TorchTrainer(job, run), gpus=seen_by_torch)
 
 
 class _State(TypedDict):
