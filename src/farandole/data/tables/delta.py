@@ -4,8 +4,11 @@ import hashlib
 import json
 import posixpath
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -42,6 +45,9 @@ _ARROW = "\u21b3"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Writers truncate the bounds of times in the log to milliseconds.
 _CUT = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_COMMIT = re.compile(r".*/\d{20}\.json")
+_READERS = 16
 
 
 class DeltaSource(TableSource):
@@ -69,7 +75,8 @@ class DeltaSource(TableSource):
         url = text_of(url)
         self._url, self._options, self._log_options = url, options, log_options
         self._folder = open_url(url, options or {})[1]
-        table = self._open(version, timestamp)
+        files = opened or Files.at(url, options)
+        table = self._open(files, version, timestamp)
         self._version = int(table.version())
         self._known = pa.table(table.get_add_actions(flatten=True))
         _check_features(url, table)
@@ -80,7 +87,7 @@ class DeltaSource(TableSource):
             f"is not there: version {self.version} of {mask(url)} was vacuumed, or the file removed by hand; "
             "open a newer version"
         )
-        super().__init__(opened or Files.at(url, options), data, columns, gone)
+        super().__init__(files, data, columns, gone)
 
     @property
     def version(self) -> int:
@@ -91,7 +98,7 @@ class DeltaSource(TableSource):
         """Open another version; raises `SourceError` if the log no longer has it."""
         return DeltaSource(self._url, version=version, options=self._options, log_options=self._log_options)
 
-    def _open(self, version: int | None, timestamp: datetime | None) -> "DeltaTable":
+    def _open(self, files: Files, version: int | None, timestamp: datetime | None) -> "DeltaTable":
         with importing("farandole.data"):
             from deltalake import DeltaTable
         asked = object_store_options(self._url, self._options or {}) | dict(self._log_options or {})
@@ -99,7 +106,8 @@ class DeltaSource(TableSource):
         try:
             table = DeltaTable(delta_url(self._url), version=version, storage_options=asked or None)
             if timestamp is not None:
-                self._go_to(table, timestamp)
+                newest = int(table.version())
+                table.load_as_version(_version_at(files, self._url, self._folder, newest, timestamp))
         except FarandoleError:
             raise
         except Exception as error:  # deltalake and the store's client have error classes of their own
@@ -108,14 +116,6 @@ class DeltaSource(TableSource):
             problem = mask(f"{lacking}cannot be opened as a Delta table: {_in_a_line(error)}{advice}", *secrets)
             raise SourceError(self._url, problem) from hide_cause(error, *secrets)
         return table
-
-    def _go_to(self, table: "DeltaTable", timestamp: datetime) -> None:
-        asked = timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
-        # deltalake would take the oldest version for a time before the log's first commit.
-        oldest = min(datetime.fromtimestamp(each["timestamp"] / 1000, UTC) for each in table.history())
-        if oldest > asked:
-            raise SourceError(self._url, f"had no version at {asked}: the oldest that its log has is of {oldest}")
-        table.load_as_version(asked)
 
     def _data_files(self, table: "DeltaTable", columns: Sequence[TableColumn]) -> list[DataFile]:
         """Return the files sorted by path; sorts `self._known`, the log's table of files, in the same order."""
@@ -173,6 +173,36 @@ class DeltaSource(TableSource):
             return least, most, np.full(len(least), -1)
         nulls = self._known[counts].fill_null(-1).to_numpy()
         return least, most, nulls
+
+
+def _version_at(files: Files, url: str, folder: str, newest: int, timestamp: datetime) -> int:
+    """Return the last version up to `newest` that was committed at `timestamp` or before, by the times in the commits.
+
+    deltalake itself goes by the times of the log's files, which are new in a copy of the table."""
+    asked = timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
+    paths = filter(_COMMIT.fullmatch, files.paths_in(posixpath.join(folder, "_delta_log")))
+    named = {int(posixpath.basename(path)[:20]): path for path in paths}
+    versions = range(min(named, default=newest), newest + 1)
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="farandole-commits") as pool:
+        found = list(pool.map(lambda version: _time_of(files, named.get(version)), versions))
+    known = [each for each in found if each is not None]
+    if len(known) < len(found):
+        lacking = versions[found.index(None)]
+        raise SourceError(url, f"has no time of version {lacking} in its log; name a version by its number")
+    # A version is not older than the one before it, whatever its writer's clock shows.
+    place = bisect_right(list(accumulate(known, max)), (asked - _EPOCH) // timedelta(milliseconds=1))
+    if not place:
+        oldest = _EPOCH + timedelta(milliseconds=known[0])
+        raise SourceError(url, f"had no version at {asked}: the oldest that its log has is of {oldest}")
+    return versions[place - 1]
+
+
+def _time_of(files: Files, commit: str | None) -> int | None:
+    """Return the milliseconds since 1970 at which a commit was made; None if it does not tell."""
+    lines = [] if commit is None else files.content(commit).splitlines()
+    actions = (json.loads(line) for line in lines if b'"commitInfo"' in line)
+    told: dict[str, int] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    return told.get("inCommitTimestamp", told.get("timestamp"))
 
 
 _FACTS = ("size_bytes", "modification_time", "num_records")

@@ -1,7 +1,6 @@
 """Versions of Delta tables: by number and time, in states, alike on all ranks."""
 
 import json
-import os
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -41,8 +40,7 @@ def test_a_version_is_that_of_its_number_or_time(tmp_path: Path) -> None:
         for action in told:
             if "commitInfo" in action:
                 action["commitInfo"]["timestamp"] = int(at * 1000)
-        log.write_text("\n".join(map(json.dumps, told)))
-        os.utime(log, (at, at))
+        log.write_text("\n".join(map(json.dumps, told)))  # whose own time is now, as in a copy of a table
     noon = [datetime(2024, 5, day, 12, tzinfo=UTC) for day in (1, 2, 3)]
     assert [DeltaSource(url, timestamp=each).version for each in noon] == [0, 1, 2]
     assert rows_of(DeltaSource(url, version=1), ["id"]) == Counter([("10",), ("11",)])
@@ -56,6 +54,39 @@ def test_a_version_is_that_of_its_number_or_time(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is that of a table"):
         pq.write_table(some_rows(0), tmp_path.parent / "plain.parquet")
         ParquetSource(str(tmp_path.parent / "plain.parquet"), version=1)
+
+
+def test_times_in_commits_come_before_those_of_their_writers(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    for version in range(3):
+        write_deltalake(url, pa.table({"id": [version]}), mode="append")
+    made = datetime(2024, 5, 1, tzinfo=UTC)
+    for version, hours in enumerate((0, 2, 1)):  # the last writer's clock was late
+        log = tmp_path / "_delta_log" / f"{version:020}.json"
+        told = [json.loads(line) for line in log.read_text().splitlines()]
+        for action in told:
+            if "commitInfo" in action:
+                at = int((made + timedelta(hours=hours)).timestamp() * 1000)
+                action["commitInfo"] |= {"inCommitTimestamp": at, "timestamp": at + 10**9}
+        log.write_text("\n".join(map(json.dumps, told)))
+    asked = [made + timedelta(minutes=minutes) for minutes in (0, 90, 120)]
+    assert [DeltaSource(url, timestamp=each).version for each in asked] == [0, 0, 2]
+
+
+def test_a_log_without_times_is_asked_for_versions_by_number(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    for version in range(2):
+        write_deltalake(url, pa.table({"id": [version]}), mode="append")
+    log = tmp_path / "_delta_log" / f"{1:020}.json"
+    log.write_text("\n".join(line for line in log.read_text().splitlines() if "commitInfo" not in line))
+    with pytest.raises(SourceError, match="has no time of version 1 in its log; name a version by its number"):
+        DeltaSource(url, timestamp=datetime(2100, 1, 1))
+    DeltaTable(url).create_checkpoint()
+    for commit in tmp_path.glob("_delta_log/*.json"):
+        commit.unlink()
+    with pytest.raises(SourceError, match="has no time of version 1 in its log"):
+        DeltaSource(url, timestamp=datetime(2100, 1, 1))
+    assert DeltaSource(url, version=1).version == 1
 
 
 @pytest.mark.parametrize("kind", ["table", "folder", "selected", "cached"])
