@@ -5,8 +5,9 @@ import json
 import posixpath
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -48,6 +49,8 @@ _CUT = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COMMIT = re.compile(r".*/\d{20}\.json")
 _READERS = 16
+_PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
+_ELSEWHERE = re.compile(r"/|[A-Za-z][\w+.-]*:/")  # Hadoop writes file:/a/b
 
 
 class DeltaSource(TableSource):
@@ -101,21 +104,32 @@ class DeltaSource(TableSource):
     def _open(self, files: Files, version: int | None, timestamp: datetime | None) -> "DeltaTable":
         with importing("farandole.data"):
             from deltalake import DeltaTable
-        asked = object_store_options(self._url, self._options or {}) | dict(self._log_options or {})
-        secrets = secret_values(asked)
-        try:
-            table = DeltaTable(delta_url(self._url), version=version, storage_options=asked or None)
+        if (code := _PERCENT.search(self._folder)) is not None:
+            problem = f"has '{code[0]}' in its path, which deltalake reads as '{unquote(code[0])}'; rename the folder"
+            raise SourceError(self._url, problem)
+        lacking = "" if version is None else f"version {version} "
+        advice = "" if version is None else "; it may have been vacuumed, or never have been there"
+        with self._translating(f"{lacking}cannot be opened as a Delta table", advice):
+            table = DeltaTable(delta_url(self._url), version=version, storage_options=self._log_access() or None)
             if timestamp is not None:
                 newest = int(table.version())
                 table.load_as_version(_version_at(files, self._url, self._folder, newest, timestamp))
+        return table
+
+    def _log_access(self) -> dict[str, str]:
+        return object_store_options(self._url, self._options or {}) | dict(self._log_options or {})
+
+    @contextmanager
+    def _translating(self, problem: str, advice: str = "") -> Iterator[None]:
+        """Turn errors of the body into a `SourceError`; deltalake and the store's client have classes of their own."""
+        secrets = secret_values(self._log_access())
+        try:
+            yield
         except FarandoleError:
             raise
-        except Exception as error:  # deltalake and the store's client have error classes of their own
-            lacking = "" if version is None else f"version {version} "
-            advice = "" if version is None else "; it may have been vacuumed, or never have been there"
-            problem = mask(f"{lacking}cannot be opened as a Delta table: {_in_a_line(error)}{advice}", *secrets)
-            raise SourceError(self._url, problem) from hide_cause(error, *secrets)
-        return table
+        except Exception as error:
+            text = mask(f"{problem}: {_in_a_line(error)}{advice}", *secrets)
+            raise SourceError(self._url, text) from hide_cause(error, *secrets)
 
     def _data_files(self, table: "DeltaTable", columns: Sequence[TableColumn]) -> list[DataFile]:
         """Return the files sorted by path; sorts `self._known`, the log's table of files, in the same order."""
@@ -142,7 +156,7 @@ class DeltaSource(TableSource):
         return made
 
     def _place(self, path: str) -> str:
-        if "://" in path or path.startswith("/"):
+        if _ELSEWHERE.match(path):
             raise SourceError(
                 self._url, f"has files elsewhere, as a shallow clone ({mask(path)}), which is not supported; copy it"
             )
@@ -154,7 +168,9 @@ class DeltaSource(TableSource):
         if "deletionVectors" not in (table.protocol().reader_features or ()):
             return found
         root = unquote(urlsplit(table.table_uri).path).rstrip("/")
-        for path, keep in zip(*pa.table(table.deletion_vectors()).columns, strict=True):
+        with self._translating("has deletion vectors that cannot be read"):
+            vectors = pa.table(table.deletion_vectors())
+        for path, keep in zip(*vectors.columns, strict=True):
             inner = unquote(urlsplit(path.as_py()).path).removeprefix(root).lstrip("/")
             bits = np.packbits(keep.values.to_numpy(zero_copy_only=False))
             found[posixpath.join(self._folder, inner)] = bits, hashlib.sha256(bits.tobytes()).hexdigest()[:16]

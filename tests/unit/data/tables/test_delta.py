@@ -281,11 +281,19 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     write_log(tmp_path, [{"name": "a", "type": "long"}], adds, features=["newFangled"])
     with pytest.raises(SourceError, match="newFangled"):
         DeltaSource(str(tmp_path))
-    for name in ("s3://elsewhere/part.parquet", "file:///elsewhere/part.parquet"):
+    for name in ("s3://elsewhere/part.parquet", "file:///elsewhere/part.parquet", "file:/elsewhere/part.parquet"):
         write_log(tmp_path, [{"name": "a", "type": "long"}], adds)
         retell(tmp_path, "part.parquet", path=name)
         with pytest.raises(SourceError, match="shallow clone"):
             DeltaSource(str(tmp_path))
+
+
+def test_a_folder_that_deltalake_would_mistake_is_refused(tmp_path: Path) -> None:
+    for number, name in enumerate(("a%41", "aA")):
+        write_log(tmp_path / name, [{"name": f"c{number}", "type": "long"}], [])
+    with pytest.raises(SourceError, match="has '%41' in its path, which deltalake reads as 'A'; rename the folder"):
+        DeltaSource(str(tmp_path / "a%41"))
+    assert DeltaSource(str(tmp_path / "aA")).schema.names == ["c1"]
 
 
 def deletion_vector(rows: list[int]) -> dict[str, Any]:
@@ -326,6 +334,17 @@ def test_deleted_rows_are_left_out(tmp_path: Path, pieces: int, monkeypatch: pyt
     # With more rows deleted the same files are not the same data.
     marks = {group.file.mark for group in source.row_groups}
     assert len(marks) == 3
+
+
+def test_a_deletion_vector_that_cannot_be_read_is_an_error_of_the_table(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "part.parquet")
+    add = {"path": "part.parquet", "stats": '{"numRecords":2}'}
+    gone = {"storageType": "p", "pathOrInlineDv": f"file://{tmp_path}/gone.bin", "offset": 1, "sizeInBytes": 40}
+    for vector, stats in ((gone | {"cardinality": 1}, add["stats"]), (deletion_vector([0]), None)):
+        adds = [add | {"deletionVector": vector, "stats": stats}]
+        write_log(tmp_path, [{"name": "id", "type": "long"}], adds, features=["deletionVectors"])
+        with pytest.raises(SourceError, match=f"{tmp_path}: has deletion vectors that cannot be read: "):
+            DeltaSource(str(tmp_path))
 
 
 def test_widened_types_are_cast(tmp_path: Path) -> None:
