@@ -84,6 +84,7 @@ class DeltaSource(TableSource):
         self._known = pa.table(table.get_add_actions(flatten=True))
         _check_features(url, table)
         columns = _columns(url, table)
+        self._widened = any(each.startswith("typeWidening") for each in table.protocol().reader_features or ())
         self._physical = {column.field.name: column.names[0] for column in columns}
         data = self._data_files(table, columns)
         gone = (
@@ -181,6 +182,8 @@ class DeltaSource(TableSource):
         names = [f"{side}.{physical}" for side in ("min", "max")]
         if "." in physical or any(name not in self._known.column_names for name in names):
             return super()._file_bounds(column)
+        if self._widened and pa.types.is_float64(kind):
+            return None  # bounds of files of float32 are its shortest digits, 0.1 where the file has 0.100000001
         least, most = (self._known[name].combine_chunks().cast(kind) for name in names)
         if pa.types.is_timestamp(kind):
             least, most = _widened(least, -_CUT), _widened(most, _CUT)

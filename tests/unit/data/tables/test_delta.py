@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("deltalake")
 pytest.importorskip("fsspec")
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
@@ -359,6 +360,18 @@ def test_widened_types_are_cast(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": ["x", "y"]}), tmp_path / "part.parquet")
     with pytest.raises(DataError, match="is int64 in the table, but string in"):
         source.read(group, ["a"])
+
+
+def test_bounds_of_widened_floats_leave_no_row_out(tmp_path: Path) -> None:
+    """The log has the shortest digits of a float, 0.1, and the file 0.100000001."""
+    pq.write_table(pa.table({"x": pa.array([0.1], pa.float32())}), tmp_path / "part.parquet")
+    stats = {"numRecords": 1, "minValues": {"x": 0.1}, "maxValues": {"x": 0.1}, "nullCount": {"x": 0}}
+    changes = [{"fromType": "float", "toType": "double"}]
+    schema = [{"name": "x", "type": "double", "metadata": {"delta.typeChanges": changes}}]
+    adds = [{"path": "part.parquet", "stats": json.dumps(stats)}]
+    write_log(tmp_path, schema, adds, features=["typeWidening"])
+    chosen = SelectedSource(DeltaSource(str(tmp_path)), [("x", ">", 0.1)])
+    assert rows_of(chosen, ["x"]) == Counter([(repr(float(np.float32(0.1))),)])
 
 
 def test_an_error_of_deltalake_is_told_with_its_causes() -> None:
