@@ -18,6 +18,7 @@ from farandole.data.formats.old_times import times_as_meant
 from farandole.data.formats.parquet_files import spans_of
 from farandole.data.formats.pruning import Bounds, bounded_kind
 from farandole.data.formats.row_groups import File, RowGroup, RowGroups, rows_in
+from farandole.data.formats.schemas import is_binary, is_text
 from farandole.data.stores.ranges import Span
 from farandole.errors import DataError, SourceError
 
@@ -212,6 +213,9 @@ class TableSource(FilesSource):
             value = data.constants.get(name, self._columns[name].default)
             return pa.repeat(pa.scalar(value, kind), rows)
         column = read[field.name]
+        if not _same_ids(field.type, kind):
+            changed = f"has fields that were dropped or added since {data.file.path} was written"
+            raise DataError(name, f"{changed}, which is not supported; compact the table")
         if column.type == kind:
             return column
         if pa.types.is_null(column.type):
@@ -226,7 +230,13 @@ class TableSource(FilesSource):
 
 
 def same_within(found: pa.DataType, asked: pa.DataType) -> bool:
-    """Return whether a cast keeps all fields: nested structs must have the same names in the same order."""
+    """Return whether a cast keeps all fields and values, or raises.
+
+    Nested structs must have the same names in the same order."""
+    if isinstance(found, pa.BaseExtensionType):
+        return same_within(found.storage_type, asked)
+    if pa.types.is_dictionary(found):
+        return same_within(found.value_type, asked)
     if pa.types.is_struct(asked) or pa.types.is_struct(found):
         if not (pa.types.is_struct(asked) and pa.types.is_struct(found)) or found.num_fields != asked.num_fields:
             return False
@@ -237,7 +247,39 @@ def same_within(found: pa.DataType, asked: pa.DataType) -> bool:
     lists = [bool(pa.types.is_nested(kind)) for kind in (found, asked)]
     if all(lists):
         return same_within(found.value_type, asked.value_type)
-    return not any(lists)
+    return not any(lists) and _keeps(found, asked)
+
+
+def _keeps(found: pa.DataType, asked: pa.DataType) -> bool:
+    """Return whether a cast, which checks ranges, keeps each value or raises: it may not round, parse or cut values."""
+    types = pa.types
+    if types.is_floating(asked):
+        return bool(types.is_integer(found) or (types.is_floating(found) and found.bit_width <= asked.bit_width))
+    if types.is_timestamp(asked):
+        return bool(types.is_timestamp(found) or types.is_date(found))
+    if types.is_decimal(asked):
+        return bool(types.is_integer(found) or types.is_decimal(found))
+    families = (types.is_integer, types.is_date, types.is_time, types.is_duration, _is_bytes)
+    return bool(found == asked or types.is_null(found)) or any(test(found) and test(asked) for test in families)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return is_text(kind) or is_binary(kind) or bool(pa.types.is_fixed_size_binary(kind))
+
+
+def _same_ids(found: pa.DataType, asked: pa.DataType) -> bool:
+    """Return whether the fields of nested structs, as far as both types have them, have the same field ids."""
+    for one, other in zip(_inner(found), _inner(asked), strict=False):
+        ids = _id_of(one), _id_of(other)
+        if (None not in ids and ids[0] != ids[1]) or not _same_ids(one.type, other.type):
+            return False
+    return True
+
+
+def _inner(kind: pa.DataType) -> list[pa.Field]:
+    if pa.types.is_struct(kind):
+        return list(kind)
+    return [kind.value_field] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
 
 
 def _id_of(field: pa.Field) -> int | None:

@@ -248,12 +248,16 @@ def _plain(table: str, column: str, kind: pa.DataType) -> pa.DataType:
     if pa.types.is_large_binary(kind):
         return pa.binary()
     if pa.types.is_large_list(kind) or pa.types.is_list(kind):
-        return pa.list_(pa.field(kind.value_field.name, _plain(table, column, kind.value_type)))
+        return pa.list_(_plain_field(table, column, kind.value_field))
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(each.name, _plain(table, column, each.type)) for each in kind])
+        return pa.struct([_plain_field(table, column, each) for each in kind])
     if pa.types.is_map(kind):
         return pa.map_(_plain(table, column, kind.key_type), _plain(table, column, kind.item_type))
     return kind
+
+
+def _plain_field(table: str, column: str, field: pa.Field) -> pa.Field:
+    return pa.field(field.name, _plain(table, column, field.type), metadata=field.metadata)  # with its field id
 
 
 def _identity_partitions(

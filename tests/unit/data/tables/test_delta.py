@@ -362,6 +362,25 @@ def test_widened_types_are_cast(tmp_path: Path) -> None:
         source.read(group, ["a"])
 
 
+@pytest.mark.parametrize(
+    ("stored", "kind"),
+    [
+        (pa.array([0.1]), "float"),
+        (pa.array([2]), "boolean"),
+        (pa.array(["1"]), "long"),
+        (pa.array([1]), "string"),
+        (pa.array([0.1]), "decimal(5,1)"),
+        (pa.array([datetime(2024, 1, 1, 12)]), "date"),
+    ],
+    ids=lambda each: str(getattr(each, "type", each)),
+)
+def test_types_whose_values_would_change_are_refused(tmp_path: Path, stored: pa.Array, kind: str) -> None:
+    pq.write_table(pa.table({"a": stored}), tmp_path / "part.parquet")
+    write_log(tmp_path, [{"name": "a", "type": kind}], [{"path": "part.parquet", "stats": '{"numRecords":1}'}])
+    with pytest.raises(DataError, match=r"'a': is .* in the table, but .* in"):
+        rows_of(DeltaSource(str(tmp_path)), ["a"])
+
+
 def test_bounds_of_widened_floats_leave_no_row_out(tmp_path: Path) -> None:
     """The log has the shortest digits of a float, 0.1, and the file 0.100000001."""
     pq.write_table(pa.table({"x": pa.array([0.1], pa.float32())}), tmp_path / "part.parquet")

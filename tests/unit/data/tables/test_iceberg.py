@@ -23,7 +23,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, StringType
 
 from farandole.data import Growing, GrowingLoader, IcebergSource, Loader, ParquetSource, Reading, SelectedSource
-from farandole.errors import SourceError
+from farandole.errors import DataError, SourceError
 from helpers.tables import as_counter, iceberg_catalog, note_stores, rows_of, some_rows, start_pyiceberg
 
 COLUMNS = ["id", "text", "day", "at", "number", "list"]
@@ -242,6 +242,27 @@ def test_types_that_were_widened_are_cast(catalog: InMemoryCatalog) -> None:
         change.update_column("a", LongType())
     check(table, ["a", "b"])
     assert rows_of(SelectedSource(IcebergSource(table), [("a", ">", 1)]), ["a"]) == Counter([("2",)])
+
+
+def test_fields_of_structs_that_were_added_again_are_not_those_of_the_file(catalog: InMemoryCatalog) -> None:
+    inner = pa.struct([("a", pa.int64()), ("b", pa.int64())])
+    table = catalog.create_table("db.t", pa.schema({"id": pa.int64(), "s": inner, "l": pa.list_(inner)}))
+    table.append(
+        pa.table({"id": [1], "s": [{"a": 1, "b": 2}], "l": [[{"a": 1, "b": 2}]]}, schema=table.schema().as_arrow())
+    )
+    check(table, ["id", "s", "l"])
+    for place in (("s",), ("l", "element")):
+        with table.update_schema() as change:
+            change.delete_column((*place, "a"))
+        with table.update_schema() as change:
+            change.add_column((*place, "a"), LongType())
+            change.move_first((*place, "a"))
+    check(table, ["id"])
+    for name in ("s", "l"):
+        with pytest.raises(
+            DataError, match=f"'{name}': has fields that were dropped or added since .*parquet was written"
+        ):
+            rows_of(IcebergSource(table), [name])
 
 
 def test_sources_can_be_pickled_and_read_by_ranks(catalog: InMemoryCatalog) -> None:
