@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask, Table
     from pyiceberg.types import PrimitiveType
 
-_NUMBERED = re.compile(r"v?(\d+)(?:-[^/]*)?(?:\.gz)?\.metadata\.json")
+_NUMBERED = re.compile(r"v?(\d+)(?:-[^/]*)?(?:\.gz)?\.metadata\.json(?:\.gz)?")
 _HINT = "version-hint.text"
 
 Positions: TypeAlias = Sequence[pa.Array]
@@ -120,7 +120,6 @@ class IcebergSource(TableSource):
         return DataFile(file, entry.record_count, constants, bits)
 
     def _file_bounds(self, column: str) -> tuple[pa.Array, pa.Array, NDArray[np.int64]] | None:
-        from pyiceberg.conversions import from_bytes
         from pyiceberg.types import PrimitiveType
 
         field = self._schema.find_field(column)
@@ -129,7 +128,7 @@ class IcebergSource(TableSource):
         sides = []
         for side in ("lower_bounds", "upper_bounds"):
             raws = [(getattr(entry, side) or {}).get(field.field_id) for entry in self._entries]
-            found = [None if raw is None else from_bytes(_type_of(field.field_type, raw), raw) for raw in raws]
+            found = [_value(field.field_type, raw) for raw in raws]
             sides.append(_array(found, kind))
         nulls = [(entry.null_value_counts or {}).get(field.field_id, -1) for entry in self._entries]
         return sides[0], sides[1], np.array(nulls, np.int64)
@@ -183,20 +182,28 @@ def _file_system(table: "Table") -> fsspec.AbstractFileSystem:
 
 
 def _newest_metadata(files: Files, url: str, folder: str) -> str:
-    """Return the metadata file that the folder's version hint names, or the one with the highest number."""
+    """Return the metadata file that the folder's version hint names, or the one with the highest number.
+
+    A hint that is a number may be late: writers without a catalog write the numbered file first."""
     notes = posixpath.join(folder, "metadata")
+    hint = ""
     if files.exists(posixpath.join(notes, _HINT)):
         hint = files.content(posixpath.join(notes, _HINT)).decode().strip()
-        stem = f"v{hint}" if hint.isdigit() else hint.removesuffix(".metadata.json")
-        return posixpath.join(notes, f"{stem}.metadata.json")
+        if not hint.isdigit():
+            return posixpath.join(notes, f"{hint.removesuffix('.metadata.json')}.metadata.json")
     numbered: dict[int, list[str]] = {}
     for path in files.paths_in(notes):
         found = _NUMBERED.fullmatch(posixpath.basename(path))
-        if found is not None:
+        if found is not None and (found[0].startswith("v") or not hint):
             numbered.setdefault(int(found[1]), []).append(path)
+    if hint and int(hint) not in numbered:
+        raise SourceError(url, f"has no metadata file of version {hint}, which its {_HINT} names")
     if not numbered:
         raise SourceError(url, "has no metadata file")
-    newest = numbered[max(numbered)]
+    number = int(hint) if hint else max(numbered)
+    while number + 1 in numbered:
+        number += 1
+    newest = numbered[number]
     if len(newest) > 1:
         named = " and ".join(sorted(posixpath.basename(path) for path in newest))
         raise SourceError(
@@ -310,13 +317,19 @@ def _deletion_vectors(files: Files, place: File) -> Mapping[str, Positions]:
     return found
 
 
-def _type_of(kind: "PrimitiveType", raw: bytes) -> "PrimitiveType":
-    """Return the type of a bound: the narrower one if the column was widened after the file was written."""
-    from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType
+def _value(kind: "PrimitiveType", raw: bytes | None) -> object:
+    """Return the value of a bound; None if it is unknown, or of a date in a column of times.
 
-    if len(raw) == 4 and isinstance(kind, LongType):
-        return IntegerType()
-    return FloatType() if len(raw) == 4 and isinstance(kind, DoubleType) else kind
+    It has the narrower type if the column was widened after the file was written."""
+    from pyiceberg.conversions import from_bytes
+    from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType, TimestampType
+
+    if raw is None:
+        return None
+    if len(raw) == 4 and isinstance(kind, DoubleType | LongType):
+        kind = FloatType() if isinstance(kind, DoubleType) else IntegerType()
+    dates = len(raw) == 4 and isinstance(kind, TimestampType)  # a date does not become a time with a zone
+    return None if dates else from_bytes(kind, raw)
 
 
 def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:

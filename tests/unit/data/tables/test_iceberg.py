@@ -1,5 +1,6 @@
 """Iceberg tables, compared with pyiceberg's own reader."""
 
+import gzip
 import json
 import os
 import pickle
@@ -233,6 +234,37 @@ def test_the_metadata_file_is_the_hinted_or_the_newest_one(catalog: InMemoryCata
     with pytest.raises(SourceError, match=r"several newest metadata files, 00002-.*only the catalog knows"):
         ParquetSource(table.location())
     assert IcebergSource(str(newest)).version == IcebergSource(table).version
+
+
+def test_a_hint_that_is_late_is_followed_to_the_newest_version(catalog: InMemoryCatalog) -> None:
+    """Writers without a catalog write the next numbered file first, and the hint later."""
+    table = make(catalog)
+    notes = Path(table.location(), "metadata")
+    for number in range(3):
+        (path,) = notes.glob(f"{number:05}-*.metadata.json")
+        path.rename(notes / f"v{number + 1}.metadata.json")
+    for hint in ("2", "3"):
+        (notes / "version-hint.text").write_text(hint)
+        assert sum(rows_of(IcebergSource(table.location()), ["id"]).values()) == 20
+    packed = gzip.compress((notes / "v3.metadata.json").read_bytes())
+    (notes / "v3.metadata.json").unlink()
+    (notes / "v3.gz.metadata.json").write_bytes(packed)
+    assert sum(rows_of(IcebergSource(table.location()), ["id"]).values()) == 20
+    (notes / "version-hint.text").write_text("7")
+    with pytest.raises(SourceError, match=r"has no metadata file of version 7, which its version-hint.text names"):
+        IcebergSource(table.location())
+
+
+def test_dates_that_became_times_are_cast(catalog: InMemoryCatalog) -> None:
+    """Version 3 of the format has this change of types; the bounds in the manifests are still days."""
+    table = catalog.create_table("db.t", pa.schema({"at": pa.date32()}))
+    table.append(pa.table({"at": [date(2020, 1, 1), date(1960, 1, 1)]}))
+    metadata = json.loads(Path(table.metadata_location).read_text())
+    metadata["schemas"][0]["fields"][0]["type"] = "timestamp"
+    later = Path(table.metadata_location).with_name("00009-x.metadata.json")
+    later.write_text(json.dumps(metadata))
+    chosen = SelectedSource(IcebergSource(str(later)), [("at", ">", datetime(2000, 1, 1))])
+    assert rows_of(chosen, ["at"]) == Counter([(repr(datetime(2020, 1, 1)),)])
 
 
 def test_types_that_were_widened_are_cast(catalog: InMemoryCatalog) -> None:
