@@ -62,12 +62,13 @@ class TableColumn:
     """A column of the table, and the way to find it in a file.
 
     A file that has field ids holds the column under `field_id`, another file under one of `names`. In files without the
-    column, its value is `default`."""
+    column, its value is `default`. `problem` says why it cannot be read, if it cannot."""
 
     field: pa.Field
     names: tuple[str, ...]
     field_id: int | None = None
     default: object = None
+    problem: str = ""
 
     def find(self, schema: pa.Schema, *, by_id: bool) -> pa.Field | None:
         """Return the field of a file's schema that holds the column; None if the file does not have it."""
@@ -192,6 +193,9 @@ class TableSource(FilesSource):
 
     def _locate(self, data: DataFile, schema: pa.Schema, names: Sequence[str]) -> dict[str, pa.Field | None]:
         columns = [self._columns[name] for name in names]
+        for column in columns:
+            if column.problem:
+                raise DataError(column.field.name, column.problem)
         by_id = any(_id_of(field) is not None for field in schema)
         if not by_id and any(column.field_id is not None and not column.names for column in columns):
             raise SourceError(

@@ -23,7 +23,7 @@ from farandole.data.formats.row_groups import File
 from farandole.data.stores.options import delta_url, object_store_options
 from farandole.data.stores.urls import open_url
 from farandole.data.tables.data_files import DataFile, TableColumn, TableSource
-from farandole.errors import ConfigError, DataError, FarandoleError, SourceError
+from farandole.errors import ConfigError, FarandoleError, SourceError
 from farandole.extras import importing
 from farandole.masking import hide_cause, mask, secret_values
 
@@ -245,9 +245,10 @@ def _columns(url: str, table: "DeltaTable") -> list[TableColumn]:
     columns = []
     for field in schema:
         physical = declared[field.name].get("metadata", {}).get(_PHYSICAL, field.name) if mapped else field.name
-        if mapped and _renamed_within(declared[field.name]["type"]):
-            raise DataError(field.name, f"has fields that column mapping renamed in {url}, which is not supported")
-        columns.append(TableColumn(field=field.with_nullable(True).remove_metadata(), names=(physical,)))
+        renamed = mapped and _renamed_within(declared[field.name]["type"])
+        problem = f"has fields that column mapping renamed in {mask(url)}, which is not supported" if renamed else ""
+        plain = field.with_nullable(True).remove_metadata()
+        columns.append(TableColumn(field=plain, names=(physical,), problem=problem))
     return columns
 
 

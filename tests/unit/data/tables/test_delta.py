@@ -276,9 +276,11 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="maps columns by 'id'"):
         DeltaSource(str(tmp_path))
     inner = {"type": "struct", "fields": [mapped("x", "col-7", "long", 2) | {"nullable": True}]}
-    write_log(tmp_path, [mapped("s", "a", inner, 1)], adds, features=["columnMapping"], configuration=MAPPING)
+    columns = [mapped("s", "b", inner, 1), mapped("n", "a", "long", 3)]
+    write_log(tmp_path, columns, adds, features=["columnMapping"], configuration=MAPPING)
+    check(str(tmp_path), ["n"])
     with pytest.raises(DataError, match="'s': has fields that column mapping renamed"):
-        DeltaSource(str(tmp_path))
+        rows_of(DeltaSource(str(tmp_path)), ["n", "s"])
     write_log(tmp_path, [{"name": "a", "type": "long"}], adds, features=["newFangled"])
     with pytest.raises(SourceError, match="newFangled"):
         DeltaSource(str(tmp_path))
