@@ -105,7 +105,7 @@ def _listed(url: str, folder: str, logs: Mapping[str, str]) -> list[File]:
     """Return the data files that the log names, sorted by path."""
     found: dict[str, File] = {}
     for name, text in logs.items():
-        first, *lines = text.splitlines()
+        first, *lines = text.splitlines() or [""]
         if first != _FORMAT:
             raise SourceError(url, f"has a log that is not supported: {_LOG}/{name} begins with {first[:40]!r}")
         for line in filter(None, lines):

@@ -181,6 +181,9 @@ def test_logs_that_cannot_be_read_are_refused(url: str) -> None:
     sink.fs.pipe_file(f"{sink.folder}/_spark_metadata/1", b"v2\n{}")
     with pytest.raises(SourceError, match="_spark_metadata/1 begins with 'v2'"):
         ParquetSource(url)
+    sink.fs.pipe_file(f"{sink.folder}/_spark_metadata/1", b"")
+    with pytest.raises(SourceError, match="_spark_metadata/1 begins with ''"):
+        ParquetSource(url)
 
 
 def test_removed_files_are_not_read(url: str) -> None:
