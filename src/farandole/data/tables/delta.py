@@ -187,6 +187,8 @@ class DeltaSource(TableSource):
         least, most = (self._known[name].combine_chunks().cast(kind) for name in names)
         if pa.types.is_timestamp(kind):
             least, most = _widened(least, -_CUT), _widened(most, _CUT)
+        if pa.types.is_floating(kind):
+            least, most = _without_nan(least), _without_nan(most)
         counts = f"null_count.{physical}"
         if counts not in self._known.column_names:
             return least, most, np.full(len(least), -1)
@@ -269,6 +271,13 @@ def _widened(values: pa.Array, by: timedelta) -> pa.Array:
     import pyarrow.compute as pc
 
     return pc.add(values, pa.scalar(by, pa.duration(values.type.unit)))
+
+
+def _without_nan(values: pa.Array) -> pa.Array:
+    """Return bounds without NaN, which Spark takes for the greatest number: other numbers are no less than it here."""
+    import pyarrow.compute as pc
+
+    return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
 
 
 def _in_a_line(error: Exception) -> str:

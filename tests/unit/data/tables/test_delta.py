@@ -3,21 +3,18 @@
 import json
 import os
 import pickle
-import struct
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 
 pytest.importorskip("deltalake")
 pytest.importorskip("fsspec")
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
@@ -26,6 +23,7 @@ from farandole.data import DeltaSource, Loader, ParquetSource, Reading, Selected
 from farandole.data.tables import data_files as data_files_module
 from farandole.data.tables.delta import _in_a_line
 from farandole.errors import DataError, SourceError
+from helpers.delta_logs import MAPPING, deletion_vector, mapped, write_log
 from helpers.tables import as_counter, note_stores, rows_of, some_rows, start_deltalake
 
 COLUMNS = ["id", "text", "day", "at", "number", "list"]
@@ -209,46 +207,6 @@ def test_sources_can_be_pickled(tmp_path: Path) -> None:
 # Tables of other writers, made by hand: deltalake writes neither column mapping nor deletion vectors.
 
 
-def write_log(folder: Path, schema: list[Mapping[str, Any]], adds: list[Mapping[str, Any]], **options: Any) -> None:
-    (folder / "_delta_log").mkdir(parents=True, exist_ok=True)
-    features = options.pop("features", [])
-    fields = [{"nullable": True, "metadata": {}} | dict(each) for each in schema]
-    actions: list[Mapping[str, Any]] = [
-        {
-            "protocol": {
-                "minReaderVersion": 3,
-                "minWriterVersion": 7,
-                "readerFeatures": features,
-                "writerFeatures": features,
-            }
-        },
-        {
-            "metaData": {
-                "id": "5a1c1d36-0000-4000-8000-000000000000",
-                "format": {"provider": "parquet", "options": {}},
-                "schemaString": json.dumps({"type": "struct", "fields": fields}),
-                "partitionColumns": options.pop("partitions", []),
-                "configuration": options.pop("configuration", {}),
-                "createdTime": 1,
-            }
-        },
-    ]
-    for add in adds:
-        size = (folder / unquote(add["path"])).stat().st_size
-        actions.append(
-            {"add": {"partitionValues": {}, "size": size, "modificationTime": 1, "dataChange": True} | dict(add)}
-        )
-    (folder / "_delta_log" / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
-
-
-def mapped(name: str, physical: str, kind: object, number: int) -> dict[str, Any]:
-    ids = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": physical}
-    return {"name": name, "type": kind, "metadata": ids}
-
-
-MAPPING = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "9"}
-
-
 def test_mapped_columns_are_found_by_their_names_in_files(tmp_path: Path) -> None:
     # "b" was dropped, "a" renamed to "b", and a new "a" and "p" added; the files still hold the old "b".
     for number in range(2):
@@ -297,22 +255,6 @@ def test_a_folder_that_deltalake_would_mistake_is_refused(tmp_path: Path) -> Non
     with pytest.raises(SourceError, match="has '%41' in its path, which deltalake reads as 'A'; rename the folder"):
         DeltaSource(str(tmp_path / "a%41"))
     assert DeltaSource(str(tmp_path / "aA")).schema.names == ["c1"]
-
-
-def deletion_vector(rows: list[int]) -> dict[str, Any]:
-    """Make an inline deletion vector: a 64-bit roaring bitmap of one container, in base 85."""
-    container = struct.pack("<IIHHI", 12346, 1, 0, len(rows) - 1, 16) + struct.pack(f"<{len(rows)}H", *rows)
-    raw = struct.pack("<IQI", 1681511377, 1, 0) + container
-    raw += b"\0" * (-len(raw) % 4)
-    alphabet = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-    text = ""
-    for at in range(0, len(raw), 4):
-        value, digits = int.from_bytes(raw[at : at + 4]), ""
-        for _ in range(5):
-            value, digit = divmod(value, 85)
-            digits = alphabet[digit] + digits
-        text += digits
-    return {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": len(raw), "cardinality": len(rows)}
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
@@ -381,18 +323,6 @@ def test_types_whose_values_would_change_are_refused(tmp_path: Path, stored: pa.
     write_log(tmp_path, [{"name": "a", "type": kind}], [{"path": "part.parquet", "stats": '{"numRecords":1}'}])
     with pytest.raises(DataError, match=r"'a': is .* in the table, but .* in"):
         rows_of(DeltaSource(str(tmp_path)), ["a"])
-
-
-def test_bounds_of_widened_floats_leave_no_row_out(tmp_path: Path) -> None:
-    """The log has the shortest digits of a float, 0.1, and the file 0.100000001."""
-    pq.write_table(pa.table({"x": pa.array([0.1], pa.float32())}), tmp_path / "part.parquet")
-    stats = {"numRecords": 1, "minValues": {"x": 0.1}, "maxValues": {"x": 0.1}, "nullCount": {"x": 0}}
-    changes = [{"fromType": "float", "toType": "double"}]
-    schema = [{"name": "x", "type": "double", "metadata": {"delta.typeChanges": changes}}]
-    adds = [{"path": "part.parquet", "stats": json.dumps(stats)}]
-    write_log(tmp_path, schema, adds, features=["typeWidening"])
-    chosen = SelectedSource(DeltaSource(str(tmp_path)), [("x", ">", 0.1)])
-    assert rows_of(chosen, ["x"]) == Counter([(repr(float(np.float32(0.1))),)])
 
 
 def test_an_error_of_deltalake_is_told_with_its_causes() -> None:
