@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -100,7 +101,13 @@ class DeltaSource(TableSource):
 
     def at(self, version: int) -> "DeltaSource":
         """Open another version; raises `SourceError` if the log no longer has it."""
-        return DeltaSource(self._url, version=version, options=self._options, log_options=self._log_options)
+        return DeltaSource(
+            self._url,
+            version=version,
+            options=self._options,
+            log_options=self._log_options,
+            opened=replace(self._files, gone=""),
+        )
 
     def _open(self, files: Files, version: int | None, timestamp: datetime | None) -> "DeltaTable":
         with importing("farandole.data"):

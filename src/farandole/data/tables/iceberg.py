@@ -5,6 +5,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -96,7 +97,7 @@ class IcebergSource(TableSource):
     def at(self, version: int) -> "IcebergSource":
         """Open another snapshot; raises `SourceError` if the table no longer has it."""
         table = self._asked if isinstance(self._asked, str) else self._asked.refresh()
-        return IcebergSource(table, snapshot=version, options=self._options)
+        return IcebergSource(table, snapshot=version, options=self._options, opened=replace(self._files, gone=""))
 
     def _data_file(
         self,

@@ -58,7 +58,7 @@ class StreamSource(ParquetFiles):
 
     def at(self, version: int) -> "StreamSource":
         """Open the batches up to batch `version`; raises `SourceError` if the log does not list them."""
-        return StreamSource(self._url, batch=version, options=self._options)
+        return StreamSource(self._url, batch=version, options=self._options, opened=replace(self._files, gone=""))
 
 
 def stream_files(url: str, files: Files) -> Files:

@@ -134,6 +134,27 @@ def test_a_state_goes_on_with_its_version(tmp_path: Path, kind: str) -> None:
         Loader(open_source(), batch_size=3, policy="join", columns=["id"]).load_state_dict(state)
 
 
+def test_another_version_is_read_with_the_same_checks(tmp_path: Path) -> None:
+    url, rows = str(tmp_path), pa.table({"id": range(1000)})
+    write_deltalake(url, rows)
+    (path,) = tmp_path.glob("*.parquet")
+    pq.write_table(rows, path, write_page_checksum=True, compression="none", use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    place = content.index((500).to_bytes(8, "little"))
+    content[place] ^= 1
+    path.write_bytes(content)
+    (log,) = tmp_path.glob("_delta_log/*.json")
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "add" in action:
+            action["add"]["size"] = len(content)
+    log.write_text("\n".join(map(json.dumps, actions)))
+    write_deltalake(url, rows, mode="overwrite")
+    rows_of(ParquetSource(url, version=0), ["id"])
+    with pytest.raises(SourceError, match="CRC"):
+        rows_of(ParquetSource(url, verify=True).at(0), ["id"])
+
+
 def test_a_state_of_a_table_is_none_of_plain_files(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "table"), pa.table({"id": range(4)}))
     pq.write_table(pa.table({"id": range(4)}), tmp_path / "plain.parquet")
