@@ -35,12 +35,13 @@ class DataFile:
 
     rows: the number of rows in the file, including deleted ones; -1 if the log does not list it. constants: by name,
     the value of each column that has the same value in all rows. kept: a bit per row, False for a deleted row; None if
-    no row is deleted."""
+    no row is deleted. inexact: the other columns that have the same value in all rows, which only the file has."""
 
     file: File
     rows: int
     constants: Mapping[str, object]
     kept: NDArray[np.uint8] | None = None
+    inexact: frozenset[str] = frozenset()
 
     def span(self, piece: int) -> tuple[int, int]:
         """Return the half-open range of rows of a piece."""
@@ -214,6 +215,9 @@ class TableSource(FilesSource):
     ) -> pa.Array | pa.ChunkedArray:
         kind = self._columns[name].field.type
         if field is None or read is None:
+            if name in data.inexact:
+                problem = "is a partition of doubles, which pyiceberg does not read exactly"
+                raise DataError(name, f"{problem}, and not in {data.file.path}; write the table anew with the column")
             value = data.constants.get(name, self._columns[name].default)
             return pa.repeat(pa.scalar(value, kind), rows)
         column = read[field.name]

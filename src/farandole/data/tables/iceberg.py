@@ -118,7 +118,10 @@ class IcebergSource(TableSource):
         # Names of data files are never reused, so path, schema and deleted rows identify the rows.
         file = File(files.place(entry.file_path), entry.file_size_in_bytes, f"{layout} {mark}".strip())
         constants = dict(_identity_partitions(table, entry, columns))
-        return DataFile(file, entry.record_count, constants, bits)
+        # pyiceberg reads doubles in manifests as floats: 0.1 as 0.10000000149.
+        doubles = {name for name, value in constants.items() if value.is_valid and pa.types.is_float64(value.type)}
+        exact = {name: value for name, value in constants.items() if name not in doubles}
+        return DataFile(file, entry.record_count, exact, bits, frozenset(doubles))
 
     def _file_bounds(self, column: str) -> tuple[pa.Array, pa.Array, NDArray[np.int64]] | None:
         from pyiceberg.types import PrimitiveType
@@ -270,7 +273,7 @@ def _plain_field(table: str, column: str, field: pa.Field) -> pa.Field:
 
 def _identity_partitions(
     table: "Table", entry: "Entry", columns: Sequence[TableColumn]
-) -> Iterator[tuple[str, object]]:
+) -> Iterator[tuple[str, pa.Scalar]]:
     """Yield name and value of each column that the partition makes constant in a file; the file may lack the column."""
     from pyiceberg.transforms import IdentityTransform
 
@@ -319,7 +322,7 @@ def _deletion_vectors(files: Files, place: File) -> Mapping[str, Positions]:
 
 
 def _value(kind: "PrimitiveType", raw: bytes | None) -> object:
-    """Return the value of a bound; None if it is unknown, or of a date in a column of times.
+    """Return the value of a bound; None if it is unknown, NaN, or of a date in a column of times.
 
     It has the narrower type if the column was widened after the file was written."""
     from pyiceberg.conversions import from_bytes
@@ -330,7 +333,8 @@ def _value(kind: "PrimitiveType", raw: bytes | None) -> object:
     if len(raw) == 4 and isinstance(kind, DoubleType | LongType):
         kind = FloatType() if isinstance(kind, DoubleType) else IntegerType()
     dates = len(raw) == 4 and isinstance(kind, TimestampType)  # a date does not become a time with a zone
-    return None if dates else from_bytes(kind, raw)
+    value = None if dates else from_bytes(kind, raw)
+    return value if value == value else None  # NaN, which some writers record as the greatest value, is no bound
 
 
 def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
@@ -338,5 +342,4 @@ def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     whole = all(value is None or isinstance(value, int) for value in values)
     if whole and pa.types.is_temporal(kind):
         return pa.array(values, pa.int32() if pa.types.is_date32(kind) else pa.int64()).cast(kind)
-    # NaN, which some writers record as the greatest value, is no bound.
-    return pa.array([value if value == value else None for value in values], kind)
+    return pa.array(values, kind)

@@ -189,6 +189,19 @@ def test_files_without_ids_are_read_by_the_name_mapping(catalog: InMemoryCatalog
         rows_of(IcebergSource(table), ["number"])
 
 
+def test_partitions_of_doubles_are_exact(catalog: InMemoryCatalog, tmp_path: Path) -> None:
+    """pyiceberg reads doubles in manifests as floats, 0.1 as 0.10000000149."""
+    table = catalog.create_table("db.t", pa.schema({"id": pa.int64(), "part": pa.float64()}))
+    with table.update_spec() as change:
+        change.add_field("part", IdentityTransform(), "part")
+    pq.write_table(pa.table({"id": [1, 2], "part": [0.1, 0.1]}), tmp_path / "added.parquet")
+    table.add_files([str(tmp_path / "added.parquet")])
+    assert rows_of(IcebergSource(table), ["part"]) == Counter({("0.1",): 2})
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "added.parquet")
+    with pytest.raises(DataError, match="'part': is a partition of doubles, which pyiceberg does not read exactly"):
+        rows_of(IcebergSource(table), ["part"])
+
+
 # Snapshots
 
 
