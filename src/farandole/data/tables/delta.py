@@ -24,7 +24,8 @@ from farandole.data.formats.row_groups import File
 from farandole.data.stores.options import delta_url, object_store_options
 from farandole.data.stores.urls import open_url
 from farandole.data.tables.data_files import DataFile, TableColumn, TableSource
-from farandole.errors import ConfigError, FarandoleError, SourceError
+from farandole.data.tables.versions import check_asked
+from farandole.errors import FarandoleError, SourceError
 from farandole.extras import importing
 from farandole.masking import hide_cause, mask, secret_values
 
@@ -74,8 +75,7 @@ class DeltaSource(TableSource):
         log_options: Mapping[str, str] | None = None,
         opened: Files | None = None,
     ) -> None:
-        if version is not None and timestamp is not None:
-            raise ConfigError("version", "and timestamp exclude each other")
+        check_asked("version", version, timestamp)
         url = text_of(url)
         self._url, self._options, self._log_options = url, options, log_options
         self._folder = open_url(url, options or {})[1]

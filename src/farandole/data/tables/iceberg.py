@@ -23,7 +23,8 @@ from farandole.data.formats.places import Place, text_of
 from farandole.data.formats.row_groups import File
 from farandole.data.stores.urls import open_url
 from farandole.data.tables.data_files import DataFile, TableColumn, TableSource
-from farandole.errors import ConfigError, FarandoleError, SourceError
+from farandole.data.tables.versions import check_asked
+from farandole.errors import FarandoleError, SourceError
 from farandole.extras import importing
 from farandole.masking import hide_cause, mask, secret_values
 
@@ -59,8 +60,7 @@ class IcebergSource(TableSource):
         options: Mapping[str, object] | None = None,
         opened: Files | None = None,
     ) -> None:
-        if snapshot is not None and timestamp is not None:
-            raise ConfigError("snapshot", "and timestamp exclude each other")
+        check_asked("snapshot", snapshot, timestamp)
         with importing("farandole.data"):
             from pyiceberg.table import Table
         if not isinstance(table, Table):

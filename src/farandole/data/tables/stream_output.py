@@ -16,6 +16,7 @@ from farandole.data.formats.parquet_files import ParquetFiles
 from farandole.data.formats.places import Place, text_of
 from farandole.data.formats.row_groups import File
 from farandole.data.stores.urls import open_url
+from farandole.data.tables.versions import check_asked
 from farandole.errors import SourceError
 from farandole.masking import mask
 
@@ -40,6 +41,7 @@ class StreamSource(ParquetFiles):
         options: Mapping[str, object] | None = None,
         opened: Files | None = None,
     ) -> None:
+        check_asked("batch", batch)
         url = text_of(url)
         self._url, self._options = url, options
         files = opened or Files.at(url, options)

@@ -2,10 +2,23 @@
 
 Imports no module that reads files: ranks that get a DataFrame's rows start without those."""
 
+from datetime import datetime
+
 from farandole.data.formats.source import Source
 from farandole.data.loading.agreement import Gather, together
+from farandole.data.loading.settings import check_count
 from farandole.data.loading.state import NO_VERSION
 from farandole.errors import ConfigError
+
+
+def check_asked(setting: str, version: object, timestamp: object = None) -> None:
+    """Raise `ConfigError` unless at most one of a version, by the name of its setting, and a datetime is given."""
+    if version is not None and timestamp is not None:
+        raise ConfigError(setting, "and timestamp exclude each other")
+    if version is not None:
+        check_count(setting, version, 0)
+    if timestamp is not None and not isinstance(timestamp, datetime):
+        raise ConfigError("timestamp", f"must be a datetime, got {timestamp!r}")
 
 
 def at_version(source: Source, version: int) -> Source:

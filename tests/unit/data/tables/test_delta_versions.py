@@ -1,10 +1,11 @@
 """Versions of Delta tables: by number and time, in states, alike on all ranks."""
 
 import json
+import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
-from farandole.data import CachedSource, DeltaSource, Loader, ParquetSource, SelectedSource, make_batch_reader
+from farandole.data import (
+    CachedSource,
+    DeltaSource,
+    IcebergSource,
+    Loader,
+    ParquetSource,
+    SelectedSource,
+    make_batch_reader,
+)
 from farandole.errors import ConfigError, SourceError
 from helpers.meeting import Meeting
 from helpers.tables import rows_of, some_rows, start_deltalake
@@ -54,6 +63,24 @@ def test_a_version_is_that_of_its_number_or_time(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is that of a table"):
         pq.write_table(some_rows(0), tmp_path.parent / "plain.parquet")
         ParquetSource(str(tmp_path.parent / "plain.parquet"), version=1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"version": -1}, "version: must be >= 0, got -1"),
+        ({"version": "1"}, "version: must be an integer, got '1'"),
+        ({"timestamp": "2024-05-01"}, "timestamp: must be a datetime, got '2024-05-01'"),
+        ({"timestamp": date(2024, 5, 1)}, "timestamp: must be a datetime, got datetime.date"),
+    ],
+    ids=str,
+)
+def test_wrong_versions_and_times_are_named(tmp_path: Path, asked: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        DeltaSource(str(tmp_path), **asked)
+    names = {"version": "snapshot", "timestamp": "timestamp"}
+    with pytest.raises(ConfigError, match=re.escape(problem.replace("version", "snapshot"))):
+        IcebergSource(str(tmp_path), **{names[name]: value for name, value in asked.items()})
 
 
 def test_times_in_commits_come_before_those_of_their_writers(tmp_path: Path) -> None:
