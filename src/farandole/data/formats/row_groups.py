@@ -90,15 +90,15 @@ def rows_in(row_groups: Sequence[RowGroup]) -> NDArray[np.int64]:
     return np.fromiter((group.rows for group in row_groups), np.int64, len(row_groups))
 
 
-def fingerprint(row_groups: Sequence[RowGroup], *, of_table: bool) -> int:
+def fingerprint(row_groups: Sequence[RowGroup], *, of_table: bool, choice: str = "") -> int:
     """Return a number that identifies these row groups in a loader's state by their sizes, independent of their paths.
 
     For a table it also depends on the files' marks, which identify columns and deleted rows and stay the same if the
-    table is moved."""
+    table is moved. `choice` identifies the condition that has chosen the rows, if there is one."""
     if not of_table:
         text = ", ".join(map(str, rows_in(row_groups).tolist()))
     else:
         spell = lru_cache(json.dumps)  # row groups of one file follow each other
         text = ", ".join(f"[{group.rows}, {spell(group.file.mark)}]" for group in row_groups)
-    digest = hashlib.sha256(f"[{text}]".encode())  # JSON, as in states of earlier versions
+    digest = hashlib.sha256(f"[{text}]{choice}".encode())  # JSON, as in states of earlier versions
     return int.from_bytes(digest.digest()[:7])  # 56 bits

@@ -75,9 +75,13 @@ class SelectedSource(DerivedSource):
             chosen = list(pool.map(lambda group: choose(source.read(group, columns)), asked))
         # Keep a bit per row: then the rows that are read are the rows that were counted.
         self._bits: dict[RowGroup, tuple[RowGroup, NDArray[np.uint8]]] = {}
-        for group, mask in zip(asked, chosen, strict=True):
+        digest = hashlib.sha256(source.choice.encode())
+        for place, group, mask in zip(np.flatnonzero(possible), asked, chosen, strict=True):
             if count := int(mask.sum()):
-                self._bits[RowGroup(group.file, group.number, count)] = group, np.packbits(mask)
+                bits = np.packbits(mask)
+                self._bits[RowGroup(group.file, group.number, count)] = group, bits
+                digest.update(b"%d:%b" % (place, bits.tobytes()))
+        self._choice = digest.hexdigest()
         super().__init__(source, tuple(self._bits))
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
@@ -90,6 +94,11 @@ class SelectedSource(DerivedSource):
         """Return which rows are chosen, and the source's identity of the row group."""
         whole, bits = self._bits[row_group]
         return f"{self._source.identity(whole)} {whole.rows} {hashlib.sha256(bits.tobytes()).hexdigest()}"
+
+    @property
+    def choice(self) -> str:
+        """What tells the chosen rows from those that another condition chooses."""
+        return self._choice
 
     def bounds(self, column: str) -> Bounds | None:
         """Return the source's bounds of a column, which hold for the chosen rows, too; None if it has none."""

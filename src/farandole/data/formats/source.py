@@ -65,6 +65,11 @@ class Source(ABC):
         Sources that choose or decode rows override it."""
         return ""
 
+    @property
+    def choice(self) -> str:
+        """What tells these rows from those that another condition chooses; empty if no condition does."""
+        return ""
+
     def bounds(self, column: str) -> Bounds | None:
         """Return the column's bounds in all row groups, None if it has none; reads no file."""
         return None
@@ -135,6 +140,11 @@ class DerivedSource(Source):
     def identity(self, row_group: RowGroup) -> str:
         """Return the source's identity of the row group."""
         return self._source.identity(row_group)
+
+    @property
+    def choice(self) -> str:
+        """What tells the source's rows from those that another condition chooses."""
+        return self._source.choice
 
     def bounds(self, column: str) -> Bounds | None:
         """Return the source's bounds of a column; None for a choice of its row groups."""

@@ -208,7 +208,8 @@ class Growing:
 class _Added(DerivedSource):
     """Source of the row groups in some files of a table."""
 
-    version = NO_VERSION  # of a loader's state: the table has another one in each generation
+    # Of a loader's state: the table has others in each generation.
+    version, choice = NO_VERSION, ""
 
     def __init__(self, source: Source, paths: set[str]) -> None:
         super().__init__(source, tuple(group for group in source.row_groups if group.file.path in paths))

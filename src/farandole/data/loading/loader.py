@@ -218,9 +218,9 @@ class Loader:
             self._prepare(self._gather)
         if found.fingerprint != self._fingerprint:
             problem = (
-                "the row groups of this data have other sizes"
+                "the row groups of this data have other sizes, or another condition chooses rows"
                 if found.version == NO_VERSION
-                else "files or columns of this table differ"
+                else "files or columns of this table differ, or the condition that chooses rows"
             )
             raise ConfigError("state", f"belongs to other data: {problem}")
         if found.epoch < 0 or not 0 <= found.visited <= self.rows:
@@ -263,7 +263,7 @@ class Loader:
         self._order = order = self._make_order(lanes, usual_bytes, asked.shuffle_bytes if mixed else 0, asked.seed)
         if mixed and lanes < MIXED and order.round_rows < rows.max(initial=0) and self._rank == 0:
             log.warning(_LOCAL, order.round_rows, rows.max(), asked.shuffle_bytes)
-        self._fingerprint = fingerprint(source.row_groups, of_table=source.version != NO_VERSION)
+        self._fingerprint = fingerprint(source.row_groups, of_table=source.version != NO_VERSION, choice=source.choice)
         agree("the data", f"{len(rows)} row groups of {rows.sum()} rows, fingerprint {self._fingerprint:x}", gather)
         agree("the columns", self._kinds_text(), gather)
         agree("the loader", f"{self._settings()}, {self._order_text()}", gather)

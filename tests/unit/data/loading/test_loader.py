@@ -194,6 +194,20 @@ def test_a_resumed_loader_gives_what_the_other_would_have_given(tmp_path: Path) 
     assert [rows_of([batch]) for batch in other] == [rows_of([batch]) for batch in one]
 
 
+def test_a_state_of_another_choice_of_as_many_rows_is_refused(tmp_path: Path) -> None:
+    write_rows(tmp_path, [[5], [5]])
+
+    def loader(first: int) -> Loader:
+        chosen = SelectedSource(ParquetSource(str(tmp_path)), [("row", ">=", first), ("row", "<", first + 5)])
+        return Loader(chosen, batch_size=1, policy="drop")
+
+    state = loader(0).state_dict()
+    loader(0).load_state_dict(state)
+    for first in (3, 5):
+        with pytest.raises(ConfigError, match=r"belongs to other data: .* another condition chooses rows"):
+            loader(first).load_state_dict(state)
+
+
 def test_a_state_of_other_data_is_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "one", [[5, 5]])
     write_rows(tmp_path / "other", [[6, 4]])
