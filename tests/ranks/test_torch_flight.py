@@ -256,6 +256,54 @@ def test_a_gradient_is_the_same_tensor_before_during_and_after_its_flight() -> N
     run_ranks(2, body)
 
 
+def test_methods_that_torch_does_not_hand_to_a_class_wait_too() -> None:
+    def body(context: Context) -> None:
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Sum)
+        weight.sum().backward()
+        assert weight.grad.as_subclass(torch.Tensor).tolist() == [2.0, 2.0]
+        optimizer.zero_grad()
+        weight.sum().backward()
+        held = weight.grad
+        held.set_(torch.full((2,), 5.0))
+        assert type(held) is torch.Tensor  # nothing is in flight whose memory was freed
+        optimizer.step()
+        assert weight.tolist() == [-4.0, -4.0]
+
+    run_ranks(2, body)
+
+
+def test_a_gradient_of_a_class_with_slots() -> None:
+    class Slotted(torch.Tensor):
+        __slots__ = ("place",)
+
+    def body(context: Context) -> None:
+        weight = torch.nn.Parameter(torch.ones(2))
+        weight.register_post_accumulate_grad_hook(_become(Slotted))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Sum)
+        for looks in (False, True):
+            optimizer.zero_grad()
+            weight.sum().backward()
+            assert not looks or weight.grad.tolist() == [2.0, 2.0]
+            optimizer.step()
+            assert type(weight.grad) is Slotted and weight.grad.tolist() == [2.0, 2.0]
+
+    run_ranks(2, body)
+
+
+def test_a_sparse_gradient_that_was_taken_away_in_flight_can_be_read() -> None:
+    def body(context: Context) -> None:
+        table = torch.nn.Embedding(4, 2, sparse=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
+        table(torch.tensor([1])).sum().backward()
+        taken, table.weight.grad = table.weight.grad, None
+        assert taken.to_dense()[1].tolist() == [1.0, 1.0]
+        optimizer.synchronize()
+        assert taken.to_dense()[1].tolist() == [1.0, 1.0]
+
+    run_ranks(2, body)
+
+
 def _become(kind: type[torch.Tensor]) -> Callable[[torch.Tensor], None]:
     def hook(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None

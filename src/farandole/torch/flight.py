@@ -3,12 +3,14 @@
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 # A context in which gradients in flight are read and changed as they are, reduced or not.
 as_they_are = torch._C.DisableTorchFunctionSubclass
+
+S = TypeVar("S", bound=torch.Tensor)
 
 
 class Origin(NamedTuple):
@@ -23,12 +25,13 @@ class InFlight(torch.Tensor):
     """Class of a gradient during its reduction; before and after it is a tensor like others.
 
     Every use (clipping, a norm, a gradient scaler) waits for the reduction and then gets the reduced gradient. Only
-    Python waits: autograd itself adds to the memory directly."""
+    Python waits: autograd itself adds to the memory directly. `torch.tensor`, functions of `torch.jit` and the function
+    `torch.utils.dlpack.to_dlpack` do not wait either, because they never ask a tensor's class."""
 
     # Attributes of the tensor while it is in flight.
     origin: Origin
-    kind: type[torch.Tensor] = torch.Tensor  # the class it had
-    successor: torch.Tensor | None = None  # the gradient that its parameter has in its place
+    kind: type[torch.Tensor]  # the class it had, unless that was torch.Tensor
+    successor: torch.Tensor  # the gradient that its parameter has, or gets, in its place
 
     @classmethod
     def cover(cls, parameter: torch.Tensor, origin: Origin) -> None:
@@ -40,7 +43,12 @@ class InFlight(torch.Tensor):
         gradient.origin = origin  # type: ignore[attr-defined]  # before the class: another thread may read it at once
         if kind is not torch.Tensor:
             gradient.kind = kind  # type: ignore[attr-defined]
-        gradient.__class__ = cls
+        try:
+            gradient.__class__ = cls
+        except TypeError:  # a class with __slots__: a view of the gradient is in flight in its place
+            parameter.grad = view = gradient.as_subclass(cls)
+            view.origin, view.successor = gradient.__dict__.pop("origin"), gradient
+            del gradient.__dict__["kind"]
 
     @classmethod
     def replace(cls, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -54,10 +62,15 @@ class InFlight(torch.Tensor):
     def uncover(cls, parameter: torch.Tensor) -> None:
         """Make the gradient of `parameter` a tensor like others, if it is in flight."""
         gradient = parameter.grad
-        if type(gradient) is cls:
-            gradient.__class__ = gradient.kind  # type: ignore[assignment]  # a class of tensors
-            gradient.__dict__.pop("kind", None)
-            gradient.__dict__.pop("origin", None)
+        if type(gradient) is not cls:
+            return
+        fields = gradient.__dict__  # not its attributes: another thread may have uncovered it by now
+        if "successor" in fields:
+            parameter.grad = fields["successor"]
+            return
+        gradient.__class__ = fields.get("kind", torch.Tensor)
+        fields.pop("kind", None)
+        fields.pop("origin", None)
 
     @classmethod
     def __torch_function__(
@@ -69,6 +82,18 @@ class InFlight(torch.Tensor):
     ) -> object:
         """Call `func` with the reduced gradient."""
         return func(*map(_reduced, args), **{key: _reduced(value) for key, value in (kwargs or {}).items()})
+
+    # torch does not call __torch_function__ for these two.
+
+    def as_subclass(self, cls: type[S]) -> S:
+        """Return the reduced gradient as a tensor of another class."""
+        return reduced(self).as_subclass(cls)
+
+    def set_(self, *args: Any) -> torch.Tensor:
+        """Give the gradient other memory once nothing is written to its own."""
+        plain = reduced(self)
+        plain.set_(*args)
+        return plain
 
 
 def reduced(gradient: torch.Tensor) -> torch.Tensor:
@@ -84,10 +109,15 @@ def bare(gradient: torch.Tensor) -> torch.Tensor:
     """Return `gradient`, or if it is in flight what stands in its place or shares its memory, reduced or not."""
     if type(gradient) is not InFlight:
         return gradient
-    if gradient.successor is not None:
-        return gradient.successor
+    fields = gradient.__dict__  # not its attributes: another thread may have uncovered it by now
+    successor: torch.Tensor | None = fields.get("successor")
+    if successor is not None:
+        return successor
     with as_they_are():
-        return gradient.as_subclass(gradient.kind)
+        if gradient.layout is not torch.strided:
+            return gradient.detach()  # a sparse tensor has no view of another class
+        kind: type[torch.Tensor] = fields.get("kind", torch.Tensor)
+        return torch.Tensor.as_subclass(gradient, kind)
 
 
 def _reduced(value: object) -> object:
