@@ -256,6 +256,21 @@ def test_a_gradient_is_the_same_tensor_before_during_and_after_its_flight() -> N
     run_ranks(2, body)
 
 
+def test_one_rank_reads_gradients_and_the_others_do_not() -> None:
+    """As for a log: what the others have held back is started all the same, before they wait for something else."""
+
+    def body(context: Context) -> None:
+        weight, unused = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight, unused], lr=1.0), op=hvd.Sum)
+        weight.sum().backward()
+        if context.rank == 0:
+            assert weight.grad.tolist() == [2.0, 2.0]
+        hvd.barrier()
+        optimizer.synchronize()
+
+    run_ranks(2, body, timeout=20)
+
+
 def test_methods_that_torch_does_not_hand_to_a_class_wait_too() -> None:
     def body(context: Context) -> None:
         weight = torch.nn.Parameter(torch.ones(2))

@@ -33,9 +33,10 @@ HELD_BYTES = 1 << 20
 class Reducer:
     """Starter of an allreduce for each gradient, or group of gradients, soon after it has accumulated.
 
-    Small gradients are held back until there are enough of them, or until a thread waits. Each rank chooses by itself
-    which ones to request together, because each is reduced under its own name. Gradients are reduced in place. Reading
-    a gradient before `finish` blocks until it is reduced. While `paused`, gradients add up and none is started.
+    Small gradients are held back until there are enough of them, the backward pass ends, or a thread waits. Each rank
+    chooses by itself which ones to request together, because each is reduced under its own name. Gradients are reduced
+    in place. Reading a gradient before `finish` blocks until it is reduced. While `paused`, gradients add up and none
+    is started.
     Parameters keep no reference to the reducer: its hooks are removed with it. With `attach` False, nothing is hooked.
     This rank must be in the process set of `options` unless nothing is ever due."""
 
@@ -121,10 +122,13 @@ class Reducer:
                 hook = partial(_accumulated, reducer, place)
                 self._hooks[place] = parameter.register_post_accumulate_grad_hook(hook)
 
-    def accumulated(self, place: int) -> None:
-        """Count one backward pass of the parameter at `place` among the names, and start what is due."""
+    def accumulated(self, place: int) -> bool:
+        """Count one backward pass of the parameter at `place` among the names, and start what is due.
+
+        Returns whether this is the first gradient held back since others were started: then `release` must be called
+        at the end of the backward pass."""
         if self.paused:
-            return
+            return False
         with self._changing:
             flight = self._flights.get(place)
             if flight is not None and flight.was_replaced(self._parameters[place]):
@@ -138,6 +142,12 @@ class Reducer:
             if group or self._passes.complete(place):
                 for member in group or (place,):
                     InFlight.cover(self._parameters[member], self._origins[member])
+            return len(group) == len(self._held) == 1
+
+    def release(self) -> None:
+        """Start what is held back: another rank may wait for it although this one does not read gradients."""
+        with self._changing:
+            self._release(wake=not self._passes.all_due)
 
     def look(self, place: int) -> None:
         """Wait until the gradient at `place` is reduced, unless it waits for others to be reduced with."""
@@ -312,8 +322,8 @@ class Reducer:
 
 def _accumulated(reducer: "weakref.ref[Reducer]", place: int, parameter: Parameter) -> None:
     alive = reducer()
-    if alive is not None:
-        alive.accumulated(place)
+    if alive is not None and alive.accumulated(place):
+        torch.autograd.Variable._execution_engine.queue_callback(alive.release)
 
 
 def _looked(reducer: "weakref.ref[Reducer]", place: int) -> None:
