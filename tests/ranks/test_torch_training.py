@@ -90,6 +90,24 @@ def test_compiled_models(backend: str) -> None:
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
+def train_by_compiled_autograd(context: Context) -> torch.Tensor:
+    from torch._dynamo.compiled_autograd import _enable
+
+    net = build()
+    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    with _enable(torch.compile(backend="eager")):
+        train(net, optimizer, loss_of, context.rank, 2)
+    return values(net)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_backward_passes() -> None:
+    alone = build()
+    want = train(alone, sgd(alone), loss_of, 0, 1)
+    for got in run_ranks(2, train_by_compiled_autograd, how="processes", framework="torch"):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
 class Tied(torch.nn.Module):
     """One weight in two modules, and one module used twice."""
 

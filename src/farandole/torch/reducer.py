@@ -322,7 +322,8 @@ class Reducer:
 
 def _accumulated(reducer: "weakref.ref[Reducer]", place: int, parameter: Parameter) -> None:
     alive = reducer()
-    if alive is not None and alive.accumulated(place):
+    # Compiled autograd takes no callback here; there, gradients are held back until a thread waits.
+    if alive is not None and alive.accumulated(place) and not torch.compiler.is_compiling():
         torch.autograd.Variable._execution_engine.queue_callback(alive.release)
 
 
