@@ -137,6 +137,12 @@ DType dtype_of(const Py_buffer& view, std::string_view name) {
       "Tensor is required to be contiguous. Pass a C-contiguous copy (tensor.contiguous(), numpy.ascontiguousarray)");
 }
 
+[[noreturn]] void refuse_without_memory(std::string_view name) {
+  throw Error::invalid(std::string(name),
+                       "the tensor has no memory of its own, as a DTensor or a FakeTensor; pass a plain tensor "
+                       "(tensor.to_local())");
+}
+
 /// Returns the device of a tensor, null for host memory.
 CudaDevice* device_of(const dlpack::Tensor& tensor, std::string_view name) {
   switch (tensor.device.type) {
@@ -168,6 +174,7 @@ Captured from_dlpack(const dlpack::Tensor& tensor, std::string_view name) {
     expected *= tensor.shape[dim];
   }
   if (!contiguous && expected != 0) refuse_strides(name);  // without elements strides do not matter
+  if (tensor.data == nullptr && captured.bytes() != 0) refuse_without_memory(name);
   return captured;
 }
 

@@ -49,6 +49,32 @@ def test_what_the_engine_cannot_read_is_refused_in_torchs_words(what: str) -> No
         assert float(hvd.allreduce_(torch.ones(1), name="x")) == 1
 
 
+class Hollow(torch.Tensor):
+    """A tensor without memory of its own, like a DTensor."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> "Hollow":
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return func(*(torch.ones(3) if isinstance(each, cls) else each for each in args), **(kwargs or {}))
+
+
+def test_a_tensor_without_memory_is_refused() -> None:
+    with Context(SoloRendezvous()) as context, use(context):
+        tensor = Hollow(torch.ones(3))
+        for ask in (
+            lambda: hvd.allreduce(tensor),
+            lambda: hvd.allreduce_(tensor),
+            lambda: hvd.grouped_allreduce([torch.ones(1), tensor]),
+            lambda: hvd.allgather(tensor),
+        ):
+            with pytest.raises(InvalidRequest, match=r"no memory of its own.*to_local"):
+                ask()
+        hvd.allreduce(torch.ones(0))  # has none either, and needs none
+
+
 @pytest.mark.parametrize(
     "tensor", [torch.ones(3), torch.ones(3, requires_grad=True), torch.nn.Parameter(torch.ones(3)), torch.ones(6)[3:]]
 )
