@@ -17,7 +17,8 @@ from farandole.core.process_sets.process_set import ProcessSet, global_process_s
 from farandole.mxnet.adapter import Array, MxnetAdapter
 
 _adapter = MxnetAdapter()
-_operations: Operations[Array] = Operations(Requests(_adapter))
+requests = Requests(_adapter)
+_operations: Operations[Array] = Operations(requests)
 
 Compression: Compressors[Array] = Compressors(
     none=NoneCompressor(),

@@ -7,12 +7,14 @@ from typing import TypeAlias
 
 import mxnet as mx
 
-from farandole.core.operations.compression import Compressor, wire_op
-from farandole.core.operations.gradients import even_groups, predivided
+from farandole.core.operations import kinds
+from farandole.core.operations.compression import Compressor
+from farandole.core.operations.gradients import GradientOptions, even_groups, predivided
 from farandole.core.operations.reduction import Average, Reduction, Sum
+from farandole.core.operations.request import Request
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, membership_of
 from farandole.mxnet.adapter import Array
-from farandole.mxnet.ops import Compression, broadcast_, broadcast_async_, grouped_allreduce_async_
+from farandole.mxnet.ops import Compression, allreduce, broadcast_, broadcast_async_, requests
 
 # Of one weight, or of several that are updated together.
 Index: TypeAlias = int | str | Sequence[int | str]
@@ -23,32 +25,29 @@ Gradient: TypeAlias = Array | Sequence[Array]
 class _Reducer:
     """How gradients are reduced: each by itself, or in `num_groups` groups, of which none begins incomplete."""
 
-    reduction: Reduction
+    options: GradientOptions[Array]
     num_groups: int
-    process_set: ProcessSet
-    compression: Compressor[Array] = Compression.none
+
+    def __post_init__(self) -> None:
+        if self.num_groups < 0:
+            raise ValueError(f"num_groups must be >= 0, got {self.num_groups}")
 
     def reduce(self, gradients: Mapping[str, Array]) -> None:
         """Reduce the gradients, by name, in place. Blocks until every rank has made the same requests."""
-        smaller = {name: self.compression.compress(gradient) for name, gradient in gradients.items()}
+        compression = self.options.compression
+        smaller = {name: compression.compress(gradient) for name, gradient in gradients.items()}
         names = list(smaller)
         groups = even_groups(names, self.num_groups) if self.num_groups > 0 else [[name] for name in names]
+        request = Request(kinds.ALLREDUCE, reduction=self.options.sent, process_set=self.options.process_set)
         handles = [
-            grouped_allreduce_async_(
-                [smaller[name][0] for name in group],
-                name=group[0],
-                op=wire_op(self.compression, self.reduction.op, group[0]),
-                prescale_factor=self.reduction.prescale,
-                postscale_factor=self.reduction.postscale,
-                process_set=self.process_set,
-            )
+            requests.start(request.renamed(group[0], grouped=True), [smaller[name][0] for name in group], write=True)
             for group in groups
         ]
         for handle in handles:
             handle.wait()
         for name, (reduced, ctx) in smaller.items():
             if reduced is not gradients[name]:
-                gradients[name][:] = self.compression.decompress(reduced, ctx)
+                gradients[name][:] = compression.decompress(reduced, ctx)
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # MXNet has no types
@@ -70,7 +69,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # MXN
         """Wrap `optimizer`. Gradients that are updated together are reduced in `num_groups` groups if it is not 0.
 
         Raises `ValueError` for a `gradient_predivide_factor` that is not positive."""
-        reducer = _Reducer(predivided(Average, gradient_predivide_factor), num_groups, process_set)
+        reduction = predivided(Average, gradient_predivide_factor)
+        reducer = _Reducer(GradientOptions(reduction=reduction, process_set=process_set), num_groups)
         self.__dict__.update(_optimizer=optimizer, _reducer=reducer, _factor=gradient_predivide_factor)
 
     def __getattr__(self, name: str) -> object:
@@ -80,7 +80,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # MXN
         setattr(self._optimizer, name, value)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._optimizer, self._factor, self._reducer.num_groups, self._reducer.process_set)
+        return type(self), (self._optimizer, self._factor, self._reducer.num_groups, self._reducer.options.process_set)
 
     def create_state(self, index: object, weight: object) -> object:
         """Return the wrapped optimizer's state for a weight."""
@@ -136,26 +136,45 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
 
         A gradient's name is its parameter's place, after `prefix`, which tells apart trainers that step at the same
         time. Gradients are reduced in `num_groups` groups if it is not 0. Between `allreduce_grads` and `update` they
-        are sums. Raises `ValueError` for a `gradient_predivide_factor` that is not positive, `InvalidRequest` if this
-        rank is not in `process_set`, and in steps `ValueError` for parameters in several contexts."""
+        are sums. A gradient that is stale (no backward pass since the last step) on this rank counts as zero; with
+        `ignore_stale_grad` a step updates the parameters whose gradient is fresh on any rank. Raises `ValueError` for
+        sparse gradients and for a `gradient_predivide_factor` that is not positive, `InvalidRequest` if this rank is
+        not in `process_set`, and in steps `ValueError` for parameters in several contexts."""
         if isinstance(optimizer, DistributedOptimizer):
             warnings.warn(
                 "DistributedTrainer reduces gradients itself; the DistributedOptimizer is unwrapped", stacklevel=2
             )
             optimizer = optimizer._optimizer
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
+        self._prefix = prefix or ""
+        if sparse := [each.name for each in self._trained().values() if each._grad_stype != "default"]:
+            raise ValueError(f"{', '.join(sparse)}: gradients must be dense; make the layers with sparse_grad=False")
         _, divide, multiply = predivided(Average, gradient_predivide_factor)
         self._scale *= multiply / membership_of(process_set, "DistributedTrainer").size
-        self._prefix = prefix or ""
-        self._reducer = _Reducer(Reduction(Sum, divide), num_groups, process_set, compression)
+        options = GradientOptions(reduction=Reduction(Sum, divide), compression=compression, process_set=process_set)
+        self._reducer = _Reducer(options, num_groups)
+
+    def _trained(self) -> dict[str, mx.gluon.Parameter]:
+        return {f"{self._prefix}{i}": each for i, each in enumerate(self._params) if each.grad_req != "null"}
 
     def _allreduce_grads(self) -> None:
-        gradients = {
-            f"{self._prefix}{i}": each.list_grad() for i, each in enumerate(self._params) if each.grad_req != "null"
-        }
-        if any(len(each) > 1 for each in gradients.values()):
+        trained = self._trained()
+        if any(len(each.list_grad()) > 1 for each in trained.values()):
             raise ValueError("a rank trains in one context; start a rank for each context of the parameters")
-        self._reducer.reduce({name: gradient for name, (gradient,) in gradients.items()})
+        for each in trained.values():
+            if not each.data()._fresh_grad:
+                each.grad()[:] = 0  # it holds the sum of an earlier step
+        self._reducer.reduce({name: each.grad() for name, each in trained.items()})
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        if ignore_stale_grad:
+            arrays = [each.data() for each in self._trained().values()]
+            fresh = mx.nd.array([each._fresh_grad for each in arrays], dtype="int32")
+            process_set = self._reducer.options.process_set
+            counts = allreduce(fresh, op=Sum, name=f"{self._prefix}fresh", process_set=process_set)
+            for each, count in zip(arrays, counts.asnumpy(), strict=True):
+                each._fresh_grad = bool(count)
+        super()._update(ignore_stale_grad)
 
 
 def broadcast_parameters(
@@ -184,7 +203,8 @@ def _broadcast_when_made(parameter: mx.gluon.Parameter, root_rank: int, name: st
     initialize = parameter._init_impl
 
     def initialize_equally(*args: object) -> None:
-        del parameter._init_impl  # this function: later values are the program's own affair
+        # This function, unless a later call has replaced it: later values are the program's own affair.
+        parameter.__dict__.pop("_init_impl", None)
         initialize(*args)
         broadcast_(parameter.data(), root_rank, name)
 
