@@ -1,6 +1,10 @@
 """Batches as JAX arrays."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +15,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from farandole.data import FieldOptions, Loader, ParquetSource, Ragged, Reading, SparseRows, files
+from farandole.data import FieldOptions, Loader, ParquetSource, Ragged, Reading, SparseRows, Values, files
 from farandole.data.loading.values import empty_aligned
 from farandole.errors import DataError
 from helpers.datasets import RAGGED, write_images, write_rows
@@ -33,6 +37,7 @@ def rows_of_kinds(first: int, rows: int) -> pa.Table:
             "flag": [number % 2 == 0 for number in numbers],
             "pixels": pa.array([[number, -number] for number in numbers], pa.list_(pa.float32(), 2)),
             "city": [f"c{number % 3}" for number in numbers],
+            "price": pa.array([Decimal(number) for number in numbers], pa.decimal128(9, 2)),
         }
     )
 
@@ -89,13 +94,59 @@ def test_arrays_may_be_donated_and_outlive_their_batch() -> None:
 def test_64_bits_become_32_with_a_warning_unless_that_loses_numbers(
     folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loader = Loader(ParquetSource(folder), batch_size=8, policy="drop", columns=["big", "row"])
+    loader = Loader(ParquetSource(folder), batch_size=8, policy="drop", columns=["big", "row", "price"])
     with pytest.raises(DataError, match=r"column 'big': \d+ to \d+ do not fit into int32; set jax_enable_x64"):
         list(TensorLoader(loader))
-    assert "big (int64): 64 bits become 32, unless jax_enable_x64 is set" in caplog.text
+    assert "big (int64), price (decimal128(9, 2)): 64 bits become 32, unless jax_enable_x64 is set" in caplog.text
     assert as_tensor("x", np.arange(3.0)).dtype == np.float32
     with allow_64_bits():
         assert as_tensor("x", np.array([1 << 40])).tolist() == [1 << 40]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.array([1.0, -1e39]), np.array([1e39j]), SparseRows(np.array([1e39]), np.array([0]), np.array([0, 1]), 1)],
+)
+def test_numbers_beyond_32_bits_are_refused(values: Values) -> None:
+    with pytest.raises(DataError, match=r"column 'x': numbers do not fit into \w+; set jax_enable_x64"):
+        as_tensor("x", values)
+    with allow_64_bits():
+        as_tensor("x", values)
+
+
+def test_infinities_and_small_numbers_are_no_overflow() -> None:
+    assert as_tensor("x", np.array([np.inf, -np.inf, 1e-60])).tolist() == [np.inf, -np.inf, 0]
+
+
+def test_places_beyond_32_bits_are_refused() -> None:
+    sparse = SparseRows(np.array([5.0]), np.array([1 << 40]), np.array([0, 1]), 1 << 41)
+    with pytest.raises(DataError, match="column 'x': 0 to 1099511627776 do not fit into int32"):
+        as_tensor("x", sparse)
+    with allow_64_bits():
+        assert as_tensor("x", sparse).indices.tolist() == [[0, 1 << 40]]
+
+
+def test_arrays_of_other_dtypes_and_places_name_the_column() -> None:
+    assert as_tensor("x", np.array([1, 2], ">i4")).tolist() == [1, 2]
+    for letters in (np.array(["a"]), np.array([b"a"])):
+        with pytest.raises(DataError, match="column 'x': texts and bytes have no array"):
+            as_tensor("x", letters)
+    with pytest.raises(DataError, match="column 'x': JAX refuses 1 rows of "):
+        as_tensor("x", np.array([1], np.longdouble))
+
+
+def test_rows_that_a_sharding_cannot_divide() -> None:
+    program = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from farandole.jax.data import as_tensor
+halves = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+assert len(as_tensor("x", np.arange(4), halves).addressable_shards) == 2
+as_tensor("x", np.arange(3), halves)
+"""
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert "DataError: column 'x': JAX refuses 3 rows" in ended.stderr and "policy 'pad' or 'drop'" in ended.stderr
 
 
 def test_what_jax_cannot_hold_is_refused_before_the_first_batch(folder: str) -> None:
