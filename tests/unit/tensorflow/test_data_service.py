@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
+from tensorflow.data.experimental.service import ShardingPolicy
+
 from farandole.core.context import Context
 from farandole.errors import AuthenticationError, ConfigError, RendezvousError
 from farandole.tensorflow.data_service import (
@@ -22,6 +24,7 @@ from farandole.tensorflow.data_service import (
     tf_data_service,
 )
 from farandole.tensorflow.data_service.servers import shared_name
+from farandole.tensorflow.data_service.watch import report_lost_service
 from helpers.ranks import run_ranks
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -91,7 +94,7 @@ def test_the_shutdown_ends_all_waits(end: str) -> None:
         while not any(each.name == "farandole-compute-request" for each in threading.enumerate()):
             assert waiting.is_alive()
             time.sleep(0.01)
-        (client.shutdown if end == "client" else service.close)()
+        (client if end == "client" else service).shutdown()
         waiting.join(20)
         assert not waiting.is_alive()
         if end == "client":
@@ -169,6 +172,8 @@ def test_ranks_of_the_training_wait_for_the_service() -> None:
         ("training", {}, "dispatcher_side: is 'training'"),
         ("compute", {"round_robin": True, "size": 2}, "round_robin: needs reuse_dataset=True"),
         ("compute", {"round_robin": True, "reuse_dataset": True}, "round_robin: needs reuse_dataset=True and size="),
+        ("compute", {"processing_mode": "off"}, "processing_mode: must be 'distributed_epoch'"),
+        ("compute", {"processing_mode": ShardingPolicy.FILE}, "processing_mode: must be 'distributed_epoch'"),
     ],
 )
 def test_refused_ways_to_read(side: str, arguments: dict[str, object], problem: str) -> None:
@@ -183,9 +188,36 @@ def test_ranks_share_a_name_for_each_dataset_of_a_job() -> None:
     """With the name of an earlier dataset, also of another job, they would read what is left of that one."""
 
     def body(context: Context) -> list[str]:
-        return [shared_name(), shared_name()]
+        return [shared_name("grpc://here:1"), shared_name("grpc://here:1")]
 
     jobs = [run_ranks(2, body) for _ in range(2)]
     for one, other in jobs:
         assert one == other
     assert len({name for names, _ in jobs for name in names}) == 4
+
+
+def test_datasets_that_are_shared_without_a_job_have_names_of_their_own() -> None:
+    names = [shared_name(each) for each in ("grpc://a:1", "grpc://a:1", "grpc://b:1", "grpc://a:1")]
+    assert names == ["job", "job.2", "job", "job.3"]
+
+
+@pytest.mark.parametrize("end", ["shutdown", "close", "killed"])
+def test_a_service_that_ends_without_a_shutdown_is_reported(end: str, caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as (_, client):
+        watches = watched(client, 0 if end == "killed" else 2)
+        while end != "killed" and not any(each.name == "farandole-compute-request" for each in threading.enumerate()):
+            time.sleep(0.01)
+        if end == "shutdown":
+            client.shutdown()
+    watches += watched(client, int(end == "killed"))  # nothing listens there any more
+    for each in watches:
+        each.join(30)
+    assert ("is gone (" in caplog.text) == (end != "shutdown")
+
+
+def watched(client: ComputeClient, times: int) -> list[threading.Thread]:
+    """Watch the service, and return the threads that do, one at most."""
+    before = set(threading.enumerate())
+    for _ in range(times):
+        report_lost_service(client)
+    return [each for each in set(threading.enumerate()) - before if each.name == "farandole-data-service"]

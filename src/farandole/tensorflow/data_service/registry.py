@@ -71,7 +71,7 @@ class ComputeService(Closing):
         self._dispatchers, self._workers_per_dispatcher = dispatchers, workers_per_dispatcher
         self._addresses: dict[int, str] = {}
         self._workers: dict[int, set[int]] = {each: set() for each in range(dispatchers)}
-        self._ended = False
+        self._ended = self._closed = False
         self._change = threading.Condition()
         self._serving: set[threading.Thread] = set()
         listener = listen(host, port)
@@ -87,11 +87,18 @@ class ComputeService(Closing):
             self._change.notify_all()
 
     def close(self) -> None:
-        """Shut the service down, answer waiting clients, and stop listening; idempotent."""
-        self.shutdown()
+        """Answer waiting clients, with a refusal unless the service was shut down, and stop listening; idempotent."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
         self._acceptor.close()
         for thread in list(self._serving):
             thread.join(ANSWER.total_seconds())
+
+    @property
+    def _over(self) -> str:
+        """Why nothing can be requested any more, or nothing."""
+        return "it has been shut down" if self._ended else "its job ended without a shutdown" if self._closed else ""
 
     def _admit(self, admitted: Admitted) -> None:
         if len(self._serving) >= MOST_CONNECTIONS:
@@ -117,14 +124,13 @@ class ComputeService(Closing):
             return Answer(problem=f"there is no dispatcher {request.dispatcher}, but {self._dispatchers} from 0 on")
         with self._change:
             if isinstance(request, Wait):
-                self._change.wait_for(lambda: self._ended or self._found(request), min(request.seconds, LONGEST_WAIT))
+                self._change.wait_for(lambda: self._over or self._found(request), min(request.seconds, LONGEST_WAIT))
                 found = self._found(request)
-                over = self._ended and found is None
-                return Answer(found, "it has been shut down" if over else "")
+                return Answer(found, self._over if found is None else "")
             if isinstance(request, ShutDown):
                 self._ended = True
-            elif self._ended:
-                return Answer(problem="it has been shut down")
+            elif self._over:
+                return Answer(problem=self._over)
             elif not request.address:
                 self._workers[request.dispatcher].add(request.worker)
             elif (known := self._addresses.setdefault(request.dispatcher, request.address)) != request.address:
