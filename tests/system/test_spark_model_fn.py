@@ -14,6 +14,7 @@ import numpy as np
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import lit
 
 from farandole.errors import ConfigError, DataError
 
@@ -135,6 +136,65 @@ def test_fit_with_a_killed_rank_transform_save_and_load(spark: SparkSession, tmp
     for mapping, text in (({"strange": "guess"}, "the graph has no 'strange'"), ({"predictions": "id"}, "already")):
         with pytest.raises((ConfigError, DataError), match=text):
             transformer.copy().setOutputMapping(mapping).transform(new)
+
+
+CITIES = ["Bern", "Zürich", "Genève", ""]
+
+
+@pytest.mark.parametrize("kind", ["graph", "keras"])
+def test_texts_as_features_and_labels(kind: str, spark: SparkSession, tmp_path: Path) -> None:
+    from farandole.estimators.tensorflow import HorovodEstimator
+
+    cities = CITIES
+
+    def graph(features, labels, mode, params):  # type: ignore[no-untyped-def]
+        import tensorflow.compat.v1 as tf
+
+        import farandole.tensorflow as hvd
+        from farandole.tensorflow import estimator
+
+        is_city = tf.equal(tf.reshape(features["city"], [-1, 1]), tf.constant([cities]))
+        first = tf.cast(tf.io.decode_raw(features["raw"], tf.uint8), tf.float32)
+        kernel = tf.get_variable("kernel", [7, 2], initializer=tf.zeros_initializer())
+        logits = tf.matmul(tf.concat([tf.cast(is_city, tf.float32), first / 255], 1), kernel)
+        predictions = {"guess": tf.gather(tf.constant(["no", "yes"]), tf.argmax(logits, 1))}
+        if mode == estimator.ModeKeys.PREDICT:
+            return estimator.EstimatorSpec(mode, predictions=predictions)
+        loss = tf.losses.sparse_softmax_cross_entropy(tf.cast(tf.equal(labels, "yes"), tf.int64), logits)
+        optimizer = hvd.DistributedOptimizer(tf.train.GradientDescentOptimizer(1.0))
+        train_op = optimizer.minimize(loss, global_step=tf.train.get_global_step())
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    def keras_model(params):  # type: ignore[no-untyped-def]
+        import keras
+
+        city, raw = (keras.Input((1,), dtype="string", name=name) for name in ("city", "raw"))
+        parts = [
+            keras.layers.StringLookup(vocabulary=cities, output_mode="one_hot")(city),
+            keras.layers.Flatten()(keras.layers.Hashing(8, output_mode="one_hot")(raw)),
+        ]
+        answer = keras.layers.Dense(1, activation="sigmoid")(keras.layers.Concatenate()(parts))
+        model = keras.Model([city, raw], answer)
+        model.compile(keras.optimizers.SGD(1.0), "binary_crossentropy")
+        return model
+
+    rows = [
+        (CITIES[n % 4], bytearray([n % 4, 0, 255]), ["no", "yes"][n % 4 > 1], n % 4 > 1, n % 8 > 3) for n in range(64)
+    ]
+    data = spark.createDataFrame(rows, "city string, raw binary, answer string, number boolean, held boolean")
+    given = HorovodEstimator(
+        modelFn=graph if kind == "graph" else keras_model, featureMapping={"city": "city", "raw": "raw"},
+        labelCol="answer" if kind == "graph" else "number", isValidationCol="held", modelDir=str(tmp_path),
+        batchSize=8, maxSteps=20, verbose=0,
+    )  # fmt: skip
+    with pytest.raises(DataError, match=r"column 'city': 1 of 65 rows are null"):
+        given.fit(data.union(data.limit(1).withColumn("city", lit(None))), {given.modelDir: str(tmp_path / "nulls")})
+    fitted = given.fit(data)
+    for each in fitted.transform(data).collect():
+        guess = each["guess"] if kind == "graph" else ["no", "yes"][each["predictions"] > 0.5]
+        assert guess == each["answer"]
+    with pytest.raises(DataError, match=r"column 'number': holds numbers, and city of the graph takes string"):
+        fitted.copy().setInputMapping({"number": "city", "raw": "raw"}).transform(data)
 
 
 def test_the_notebook_of_horovod_estimator(

@@ -10,16 +10,21 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     ByteType,
     DataType,
+    DateType,
+    DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
     MapType,
     ShortType,
+    StringType,
     StructType,
+    TimestampType,
 )
 
 from farandole.errors import ConfigError, DataError
@@ -28,7 +33,16 @@ from farandole.estimators.trainers.rows import HASH, VALIDATES, fed_as
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NUMBERS = (*_INTEGERS, FloatType, DoubleType, BooleanType)
 _NO_ITEM = 1.7976931348623e-310  # a number that no array of numbers holds
+_TEXTS = (StringType, BinaryType)
 _HELD = "numbers, booleans, arrays of these and pyspark.ml vectors are held"
+_REMEDIES = {
+    StringType: "index it by pyspark.ml's StringIndexer, or by xxhash64",
+    BinaryType: "decode it into an array of numbers",
+    DecimalType: "cast it to double",
+    DateType: "use datediff or unix_date",
+    TimestampType: "cast it to double, seconds since 1970",
+    StructType: "select its fields as columns",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,17 +79,18 @@ def plan_feed(
     weight: str | None = None,
     validation: str | None,
     compressed: bool = False,
+    texts: bool = False,
 ) -> Feed:
     """Choose the columns; `weight` names that of the rows' weights, `validation` the one whose true rows validate.
 
-    With `compressed` vectors stay as they are. Raises `ConfigError` without features or labels, `DataError` naming a
-    column that is not there or whose type no tensor holds.
+    With `compressed` vectors stay as they are; with `texts` strings and bytes are held, too. Raises `ConfigError`
+    without features or labels, `DataError` naming a column that is not there or whose type no tensor holds.
     """
     for setting, names in (("feature_cols", features), ("label_cols", labels)):
         if not names:
             raise ConfigError(setting, "name at least one column")
     columns = tuple(dict.fromkeys([*features, *labels, *([] if weight is None else [weight])]))
-    check_columns(schema, columns)
+    check_columns(schema, columns, texts=texts)
     if weight is not None and not isinstance(_type_of(schema, weight), _NUMBERS):
         raise DataError(
             weight, f"is {_type_of(schema, weight).simpleString()}; sample_weight_col holds one number per row"
@@ -125,13 +140,21 @@ def _check_validation(schema: StructType, validation: str | None, columns: Seque
         raise DataError(validation, "is the validation column, and a feature or label as well")
 
 
-def check_columns(schema: StructType, names: Sequence[str]) -> None:
-    """Raise `DataError` for a column that is not there or whose type no tensor holds."""
+def check_columns(schema: StructType, names: Sequence[str], *, texts: bool = False) -> None:
+    """Raise `DataError` for a column that is not there or whose type no tensor holds; with `texts` strings are held."""
     for name in names:
         kind = _type_of(schema, name)
         numbers = kind.elementType if isinstance(kind, ArrayType) else kind
-        if not isinstance(numbers, _NUMBERS) and not isinstance(kind, VectorUDT):
-            raise DataError(name, f"no tensor holds {kind.simpleString()}; {_HELD}")
+        if isinstance(numbers, _NUMBERS) or isinstance(kind, VectorUDT) or (texts and isinstance(kind, _TEXTS)):
+            continue
+        held = f"{_HELD}, strings and bytes too" if texts else _HELD
+        remedy = next((f"; {text}" for each, text in _REMEDIES.items() if isinstance(kind, each)), "")
+        raise DataError(name, f"no tensor holds {kind.simpleString()}; {held}{remedy}")
+
+
+def is_text(schema: StructType, name: str) -> bool:
+    """Return whether the column holds strings or bytes."""
+    return isinstance(_type_of(schema, name), _TEXTS)
 
 
 def as_numbers(schema: StructType, name: str) -> Column:

@@ -191,7 +191,7 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
     def _trained(self, dataset: DataFrame, store: FilesystemStore, owner: str) -> TFTransformer:
         features, label = self.getFeatureMapping(), self.getLabelCol()
         validation = self.getIsValidationCol()
-        feed = plan_feed(dataset.schema, features=list(features), labels=[label], validation=validation)
+        feed = plan_feed(dataset.schema, features=list(features), labels=[label], validation=validation, texts=True)
         check_names(dataset, [*feed.columns, *([] if validation is None else [validation])])
         rows = RowsWanted(
             columns=feed.columns,

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from farandole.errors import ConfigError, DataError
 from farandole.estimators.checked_params import CheckedParams, Parameter, required
 from farandole.estimators.checks import Refused, instance_of, type_name
-from farandole.estimators.feed import check_columns
+from farandole.estimators.feed import check_columns, is_text
 from farandole.estimators.folders import Folder
 from farandole.estimators.persistence import Facts, Saved
 from farandole.estimators.predictions.tensorflow import GraphPredictor, output_type
@@ -168,7 +168,11 @@ class TFTransformer(Transformer, CheckedParams, Saved):
         if twice := sorted({name for name in fed if fed.count(name) > 1}):
             raise ConfigError("inputMapping", f"maps several columns to {', '.join(twice)}; map one to each input")
         columns = [column for column, _ in inputs]
-        check_columns(dataset.schema, columns)
+        check_columns(dataset.schema, columns, texts=True)
+        for column, name in inputs:
+            if is_text(dataset.schema, column) != (frozen.inputs[name].dtype == "string"):
+                kind = "texts" if is_text(dataset.schema, column) else "numbers"
+                raise DataError(column, f"holds {kind}, and {name} of the graph takes {frozen.inputs[name].dtype}")
         check_names(dataset, columns)
         taken = taken_names(dataset)
         for _, column in outputs:

@@ -14,7 +14,7 @@ import pandas as pd
 from farandole.errors import ConfigError, DataError
 from farandole.estimators import transformer
 from farandole.estimators.predictions.batches import BatchPredictor, Predict
-from farandole.estimators.trainers.keras.model import dump_state, load_state
+from farandole.estimators.trainers.keras.model import Inputs, dump_state, load_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,26 @@ def test_numbers_keep_their_type_and_arrays_their_length() -> None:
     assert made["total"].dtype == np.float32
     assert made["total"].to_list() == [3, 7, 11]
     assert [each.tolist() for each in made["same"]] == [[1, 2], [3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize(
+    "given", [["ä", "", "bc"], [b"a", b"", b"bc"], [bytearray(b"a"), bytearray(), bytearray(b"\0")]]
+)
+def test_texts_become_bytes(given: list[str | bytes | bytearray]) -> None:
+    (texts,) = Sums(names=("x",)).arrays((pd.Series(given),))
+    assert texts.dtype == object and texts.shape == (3,)
+    assert texts.tolist() == [each.encode() if isinstance(each, str) else bytes(each) for each in given]
+
+
+def test_a_model_gets_texts_for_inputs_of_strings_only() -> None:
+    inputs = Inputs(columns=("city", "x"), dtypes=("string", "float32"), shapes=((1,), None))
+    texts, numbers = np.array([b"a", b"b"], object), np.ones(2)
+    city, _ = inputs.arrays({"city": texts, "x": numbers})
+    assert np.asarray(city).tolist() == [[b"a"], [b"b"]]
+    with pytest.raises(DataError, match="column 'city': holds numbers, and the model takes string"):
+        inputs.arrays({"city": numbers, "x": numbers})
+    with pytest.raises(DataError, match="column 'x': holds texts, and the model takes float32"):
+        inputs.arrays({"city": texts, "x": texts})
 
 
 def test_arrays_of_different_lengths_are_named_by_their_column() -> None:

@@ -144,3 +144,28 @@ def test_all_ranks_refuse_the_same_fault(tmp_path: Path) -> None:
         writer.write_batch(batch)
     with pytest.raises(DataError, match="column 'x': 2 of 5 rows are null"):
         on_ranks(paths, wanted())
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
+def test_texts_are_rows_of_bytes_and_their_nulls_are_counted(kind: pa.DataType, tmp_path: Path) -> None:
+    def opened(name: str, *columns: list[str | None]) -> Rows:
+        for rank, texts in enumerate(columns):
+            whole = pa.array(texts, pa.string()).cast(pa.binary()).cast(kind)
+            fed = {fed_as(0): whole, fed_as(1): np.arange(len(texts)), HASH: np.arange(len(texts))}
+            batch = pa.record_batch(fed)
+            with pa.ipc.new_stream(tmp_path / f"{name}{rank}", batch.schema) as writer:
+                writer.write_batch(batch)
+        table = Table(len(columns))
+
+        def body(rank: int) -> Rows:
+            return open_rows(tmp_path / f"{name}{rank}", wanted(), seed=0, rank=rank, gather=table.gather(rank))
+
+        with ThreadPoolExecutor(len(columns)) as threads:
+            return next(iter(threads.map(body, range(len(columns)))))
+
+    rows = opened("full", ["ä", "", "b"], ["c"])
+    assert rows.kinds["x"] == "string"
+    assert rows.train.take(np.array([2, 0, 1]))["x"].tolist() == [b"b", "ä".encode(), b""]
+    assert rows.train.take(np.empty(0, np.int64))["x"].dtype == object
+    with pytest.raises(DataError, match="column 'x': 1 of 3 rows are null"):
+        opened("nulls", ["a"], [None, "b"])

@@ -52,6 +52,21 @@ def test_a_type_that_no_tensor_holds_is_named(name: str) -> None:
         plan_feed(SCHEMA, features=[name], labels=["label"], validation=None)
 
 
+def test_texts_are_fed_where_the_estimator_takes_them() -> None:
+    feed = plan_feed(SCHEMA, features=["name", "age"], labels=["name"], validation=None, texts=True)
+    assert feed.columns == ("name", "age")
+    with pytest.raises(DataError, match=r"array<string>; .* strings and bytes too$"):
+        plan_feed(SCHEMA, features=["words"], labels=["label"], validation=None, texts=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("name", "StringIndexer"), ("price", "cast it to double"), ("day", "datediff")]
+)
+def test_a_type_that_no_tensor_holds_comes_with_a_remedy(name: str, remedy: str) -> None:
+    with pytest.raises(DataError, match=remedy):
+        plan_feed(SCHEMA, features=[name], labels=["label"], validation=None)
+
+
 def test_large_integers_of_a_validation_column_are_not_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("grpc_status", reason="PySpark's client of Spark Connect is not installed")
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # its columns need no session

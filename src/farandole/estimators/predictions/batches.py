@@ -101,6 +101,9 @@ def column_type(dtype: str, shape: Sequence[int]) -> str:
 
 
 def _array(name: str, series: pd.Series) -> NDArray[Number]:
+    if isinstance(first := series.iloc[0], (str, bytes, bytearray)):
+        texts = [each.encode() for each in series] if isinstance(first, str) else [bytes(each) for each in series]
+        return np.array(texts, object)  # only graphs with inputs of strings get them
     if series.dtype != object:
         numbers: NDArray[Number] = series.to_numpy(copy=True)
         return numbers

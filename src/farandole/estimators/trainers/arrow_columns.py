@@ -136,6 +136,45 @@ def _with_nulls(items: list[object], kind: pa.DataType) -> NDArray[np.generic]:
 
 
 @dataclass(frozen=True)
+class TextColumn:
+    """Strings or bytes as the file has them; the rows of a batch become an array of bytes objects."""
+
+    name: str
+    _rows: _Chunks
+
+    @classmethod
+    def of(cls, name: str, column: pa.ChunkedArray) -> "TextColumn":
+        """Return the column."""
+        return cls(name, _Chunks.of(column))
+
+    @staticmethod
+    def holds(kind: pa.DataType) -> bool:
+        """Return whether a column of this type is one of texts."""
+        types = pa.types
+        return bool(
+            types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+        )
+
+    def facts(self) -> ColumnFacts:
+        """Count rows and nulls."""
+        return ColumnFacts(
+            name=self.name,
+            dtype="string",
+            rows=sum(len(chunk) for chunk in self._rows.chunks),
+            rows_with_nulls=sum(chunk.null_count for chunk in self._rows.chunks),
+            listed=False,
+            shortest=0,
+            longest=0,
+        )
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.object_]:
+        """Return the texts of these rows, strings in UTF-8."""
+        taken = self._rows.take(rows).cast(pa.large_binary())
+        texts: NDArray[np.object_] = taken.to_numpy(zero_copy_only=False)
+        return texts
+
+
+@dataclass(frozen=True)
 class VectorColumn:
     """pyspark.ml vectors as the file has them; the rows of a batch become an array (rows, width)."""
 

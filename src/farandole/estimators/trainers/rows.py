@@ -19,7 +19,7 @@ from farandole.data import (
 )
 from farandole.data.formats.fields import is_vector
 from farandole.errors import DataError
-from farandole.estimators.trainers.arrow_columns import AnyColumn, HeldColumn, VectorColumn
+from farandole.estimators.trainers.arrow_columns import AnyColumn, HeldColumn, TextColumn, VectorColumn
 from farandole.estimators.trainers.moved_rows import even_out
 from farandole.estimators.trainers.transformation import (
     RowTransform,
@@ -144,8 +144,11 @@ def _agree_on_widths(
     `fed` maps the columns to their names in the file. The validation column is checked, too."""
     mine = []
     for name, there in fed.items():
-        vectors = is_vector(shard.chunked(there).type)
-        facts = VectorColumn.of(name, shard.chunked(there)).facts() if vectors else shard.facts(there)
+        column = shard.chunked(there)
+        if is_vector(column.type):
+            facts = VectorColumn.of(name, column).facts()
+        else:
+            facts = TextColumn.of(name, column).facts() if TextColumn.holds(column.type) else shard.facts(there)
         mine.append(replace(facts, name=name))
     if validation_col is not None:
         mine.append(replace(shard.facts(VALIDATES), name=validation_col))
@@ -160,10 +163,12 @@ def _agree_on_widths(
 def _columns(shard: ArrowShard, fed: Mapping[str, str], widths: Mapping[str, int | None]) -> dict[str, RowColumn]:
     columns: dict[str, RowColumn] = {}
     for name, there in fed.items():
-        width = widths[name]
-        if is_vector(shard.chunked(there).type):
+        width, column = widths[name], shard.chunked(there)
+        if is_vector(column.type):
             assert width is not None, "vectors have one"
-            columns[name] = VectorColumn.of(name, shard.chunked(there)).of_width(width)
+            columns[name] = VectorColumn.of(name, column).of_width(width)
+        elif TextColumn.holds(column.type):
+            columns[name] = TextColumn.of(name, column)
         else:
             columns[name] = shard.column(there, width)
     return columns
@@ -199,6 +204,8 @@ def _held(
 def _rows_with_nan(column: RowColumn, rows: int) -> int:
     if isinstance(column, VectorColumn):
         return column.rows_with_nan()
+    if isinstance(column, TextColumn):
+        return 0
     assert isinstance(column, Column)
     if column.windows.dtype.kind != "f":
         return 0

@@ -88,6 +88,11 @@ class Inputs:
 
     def _array(self, place: int, values: NDArray[Number]) -> Array:
         name, dtype, shape = self.columns[place], self.dtypes[place], self.shapes[place]
+        if (values.dtype == object) != (dtype == "string"):
+            kind = "texts" if values.dtype == object else "numbers"
+            raise DataError(name, f"holds {kind}, and the model takes {dtype}")
+        if dtype == "string":
+            return values if shape is None else values.reshape(len(values), *shape)
         with np.errstate(invalid="ignore"):  # a warning for NaN, which is refused below
             cast = values.astype(dtype)
         # Any float may round in another float, but in integers it would lose its fraction, and NaN becomes a number.

@@ -31,6 +31,8 @@ class KerasProgram(Program):
             raise ConfigError("modelFn", f"gives a Keras model of the {keras.config.backend()} backend; use tensorflow")
         if getattr(model, "optimizer", None) is None or not model.compiled:
             raise ConfigError("modelFn", "gives a Keras model that is not compiled")
+        if table.label[0] == "string":
+            raise ConfigError("labelCol", f"{job.label_col!r} holds texts, on which Keras has no loss; index them")
         super().__init__(folder)
         self._model = model
         self._inputs = _inputs(model, job, table)
@@ -118,6 +120,7 @@ class KerasProgram(Program):
         }
         module = tf.Module()
         module.held = [each.value for each in model.variables]
+        module.model = model  # has the lookup tables of its layers
         tf.saved_model.save(module, str(to), signatures={"serving_default": serve.get_concrete_function(**signature)})
         return freeze_saved_model(str(to), "serve", "serving_default")
 
@@ -131,7 +134,8 @@ def _inputs(model: keras.Model, job: ModelFnJob, table: Table) -> Inputs:
 
 def _zeros(table: Table) -> dict[str, NDArray[Number]]:
     return {
-        name: np.zeros([1] if width is None else [1, width], dtype) for name, (dtype, width) in table.features.items()
+        name: np.array([b""], object) if dtype == "string" else np.zeros([1] if width is None else [1, width], dtype)
+        for name, (dtype, width) in table.features.items()
     }
 
 

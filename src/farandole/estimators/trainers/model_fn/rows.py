@@ -21,7 +21,7 @@ def table_of(job: ModelFnJob, rows: Rows) -> Table:
         )
     kinds: dict[str, tuple[str, int | None]] = {}
     for name, none in rows.train.take(np.empty(0, np.int64)).items():
-        kinds[name] = (none.dtype.name, none.shape[1] if none.ndim > 1 else None)
+        kinds[name] = ("string" if none.dtype == object else none.dtype.name, none.shape[1] if none.ndim > 1 else None)
     return Table(features={key: kinds[column] for column, key in job.features.items()}, label=kinds[job.label_col])
 
 
