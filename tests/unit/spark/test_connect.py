@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
 from farandole.errors import ConfigError, SlotsError
-from farandole.spark.jobs import connect
+from farandole.spark.jobs import connect, interpreter
 from farandole.spark.jobs.application import is_connect
 from farandole.spark.jobs.chosen import application_of
 from farandole.spark.jobs.connect import ConnectApplication, candidates
@@ -99,6 +99,17 @@ def test_a_search_ends_in_time_although_a_request_to_cancel_it_fails(
         assert cancelled.wait(10)
         raise RuntimeError("cancelled")
     assert "no server" in caplog.text
+
+
+def test_a_function_of_the_dataframe_may_have_another_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setattr(interpreter, "is_connect", lambda _: False)
+    monkeypatch.setattr(interpreter, "application_of", lambda _: SimpleNamespace(python=sys.executable))
+    told = str(interpreter_error(session(), "ModuleNotFoundError: No module named 'pyarrow'"))
+    assert told.startswith(
+        "PYSPARK_PYTHON: the Python of Spark's tasks, python3 (for which a UDF of the DataFrame was made), has no "
+        "pyarrow; the variable is not set. Before the session starts, set it to a Python"
+    )
 
 
 def test_a_server_whose_python_lacks_farandole_is_told_of_with_the_remedy() -> None:

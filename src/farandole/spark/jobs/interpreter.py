@@ -49,6 +49,9 @@ def interpreter_error(spark: SparkSession, spark_error: str) -> ConfigError | No
             f"the Python of Spark's tasks, {python}, {problem}. Set the variable where the server starts, to a Python "
             f"{sys.version_info[0]}.{sys.version_info[1]} with farandole that all executors have",
         )
+    if lacks and python == sys.executable:
+        # This Python has them: a function in the DataFrame's plan keeps the Python of the time when it was made.
+        python = f"{os.environ.get(_NAME, 'python3')} (for which a UDF of the DataFrame was made)"
     given = "" if _NAME in os.environ else "; the variable is not set"
     return ConfigError(
         _NAME,
