@@ -64,9 +64,10 @@ _WIDE = ("int64", "uint64", "double", "float64", "decimal")  # decimals are read
 
 
 def _put(name: str, values: NDArray[np.generic], device: Place | None) -> jax.Array:
+    values = _narrowed(name, values)
     try:
         # `device_put` shares aligned memory in any case, and a donated array would then be overwritten.
-        return jnp.array(_narrowed(name, values), copy=True, device=device)
+        return jnp.array(values, copy=True, device=device)
     except (TypeError, ValueError) as error:
         hint = ""
         if isinstance(device, jax.sharding.Sharding):

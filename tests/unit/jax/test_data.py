@@ -95,7 +95,7 @@ def test_64_bits_become_32_with_a_warning_unless_that_loses_numbers(
     folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     loader = Loader(ParquetSource(folder), batch_size=8, policy="drop", columns=["big", "row", "price"])
-    with pytest.raises(DataError, match=r"column 'big': \d+ to \d+ do not fit into int32; set jax_enable_x64"):
+    with pytest.raises(DataError, match=r"^column 'big': \d+ to \d+ do not fit into int32; set jax_enable_x64"):
         list(TensorLoader(loader))
     assert "big (int64), price (decimal128(9, 2)): 64 bits become 32, unless jax_enable_x64 is set" in caplog.text
     assert as_tensor("x", np.arange(3.0)).dtype == np.float32
@@ -108,7 +108,7 @@ def test_64_bits_become_32_with_a_warning_unless_that_loses_numbers(
     [np.array([1.0, -1e39]), np.array([1e39j]), SparseRows(np.array([1e39]), np.array([0]), np.array([0, 1]), 1)],
 )
 def test_numbers_beyond_32_bits_are_refused(values: Values) -> None:
-    with pytest.raises(DataError, match=r"column 'x': numbers do not fit into \w+; set jax_enable_x64"):
+    with pytest.raises(DataError, match=r"^column 'x': numbers do not fit into \w+; set jax_enable_x64"):
         as_tensor("x", values)
     with allow_64_bits():
         as_tensor("x", values)
@@ -120,7 +120,7 @@ def test_infinities_and_small_numbers_are_no_overflow() -> None:
 
 def test_places_beyond_32_bits_are_refused() -> None:
     sparse = SparseRows(np.array([5.0]), np.array([1 << 40]), np.array([0, 1]), 1 << 41)
-    with pytest.raises(DataError, match="column 'x': 0 to 1099511627776 do not fit into int32"):
+    with pytest.raises(DataError, match=r"^column 'x': 0 to 1099511627776 do not fit into int32"):
         as_tensor("x", sparse)
     with allow_64_bits():
         assert as_tensor("x", sparse).indices.tolist() == [[0, 1 << 40]]
