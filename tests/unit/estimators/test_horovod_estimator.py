@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("pyspark")
@@ -9,6 +10,7 @@ pytest.importorskip("fsspec")
 pytest.importorskip("tensorflow")
 
 from farandole.errors import ConfigError
+from farandole.estimators.predictions.tensorflow import GraphPredictor, output_type
 from farandole.estimators.run_lock import RunLock
 from farandole.estimators.store import Store
 from farandole.estimators.tensorflow import HorovodEstimator, TFInputGraph, TFTransformer
@@ -66,3 +68,17 @@ def test_an_input_takes_one_column() -> None:
     )
     with pytest.raises(ConfigError, match="inputMapping: maps several columns to x; map one to each input"):
         transformer._transform(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16"])
+def test_small_integers_become_columns_of_int(kind: str) -> None:
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(kind, [None], name="x")
+        frozen = TFInputGraph.fromGraph(graph, session, ["x"], [tf.identity(x, name="y").name]).frozen
+    ((name, port),) = frozen.outputs.items()
+    predictor = GraphPredictor(names=("y",), frozen=frozen, inputs=[("x", "x:0")], outputs_of_graph=[name])
+    (made,) = predictor.load()([np.array([0, np.iinfo(kind).max], kind)])
+    assert output_type(port) == "int" and made.dtype == np.int32
+    assert made.tolist() == [0, np.iinfo(kind).max]

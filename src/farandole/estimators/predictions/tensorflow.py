@@ -12,6 +12,8 @@ from farandole.estimators.predictions.batches import BatchPredictor, Predict, in
 from farandole.estimators.trainers.keras.model import Inputs
 from farandole.estimators.trainers.model_fn.frozen_graph import FrozenGraph, Port
 
+_SMALL = ("int8", "uint8", "int16", "uint16")  # columns of int hold them; a column of booleans is fed as int8
+
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPredictor(BatchPredictor):
@@ -48,7 +50,7 @@ class GraphPredictor(BatchPredictor):
             arrays = taken.arrays(dict(zip(self.columns, values, strict=True)))
             fed = arrays if len(ports) > 1 else (arrays,)
             feeds = {each.tensor: array for each, array in zip(ports, fed, strict=True)}
-            return [in_column_type(np.asarray(result)) for result in session.run(fetched, feeds)]
+            return [_in_column_type(np.asarray(result)) for result in session.run(fetched, feeds)]
 
         return predict
 
@@ -69,11 +71,15 @@ def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
+def _in_column_type(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    return values.astype(np.int32) if values.dtype.name in _SMALL else in_column_type(values)
+
+
 def output_type(port: Port) -> str:
     """Return the Spark type of an output; raises `ConfigError` for a type that no column holds."""
     held = {
         "float32": "float", "float16": "float", "bfloat16": "float", "float64": "double", "int64": "bigint",
-        "int32": "int", "bool": "boolean", "string": "string",
+        "int32": "int", "bool": "boolean", "string": "string", **dict.fromkeys(_SMALL, "int"),
     }  # fmt: skip
     if port.dtype not in held:
         raise ConfigError("outputMapping", f"{port.tensor} is {port.dtype}; cast it to one of {', '.join(held)}")
