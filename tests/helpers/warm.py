@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import hmac
 import importlib
 import io
 import os
@@ -109,6 +110,8 @@ def preload(framework: str) -> None:
     for name in FRAMEWORKS[framework]:
         with contextlib.suppress(ImportError):  # a program that needs the module will raise the error
             importlib.import_module(name)
+    # A process that is forked during another thread's first HMAC waits for a lock of OpenSSL for ever in its own.
+    hmac.digest(b"", b"", "sha256")
     _staying = frozenset(name.partition(".")[0] for name in sys.modules) - {"farandole", "helpers", "__main__"}
     gc.collect()
     gc.freeze()
