@@ -36,9 +36,8 @@ class Reducer:
     Small gradients are held back until there are enough of them, the backward pass ends, or a thread waits. Each rank
     chooses by itself which ones to request together, because each is reduced under its own name. Gradients are reduced
     in place. Reading a gradient before `finish` blocks until it is reduced. While `paused`, gradients add up and none
-    is started.
-    Parameters keep no reference to the reducer: its hooks are removed with it. With `attach` False, nothing is hooked.
-    This rank must be in the process set of `options` unless nothing is ever due."""
+    is started. Parameters keep no reference to the reducer: its hooks are removed with it. With `attach` False, nothing
+    is hooked. This rank must be in the process set of `options` unless nothing is ever due."""
 
     def __init__(
         self,
