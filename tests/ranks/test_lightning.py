@@ -24,6 +24,13 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+@pytest.fixture(autouse=True)
+def without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where mpi4py is installed, Lightning starts MPI, whose sockets stay open."""
+    for package in ("lightning.fabric", "lightning_fabric"):
+        monkeypatch.setattr(f"{package}.plugins.environments.mpi._MPI4PY_AVAILABLE", False)
+
+
 def test_tensors_need_not_be_contiguous() -> None:
     def body(context: Context) -> None:
         strategy, turned = FarandoleStrategy(), torch.arange(6.0).reshape(2, 3).t()

@@ -202,7 +202,8 @@ sys.stdout.write(f"rank {hvd.rank()}: {total} {again}\\n")
 
 def test_communicators_of_mpi4py() -> None:
     pytest.importorskip("mpi4py")
-    done = SITES["Open MPI"]().run(4, sys.executable, "-c", COMMUNICATORS)
+    open_mpi = {"MPI4PY_MPIABI": "openmpi"}  # also where MPICH is installed beside it
+    done = SITES["Open MPI"]().run(4, sys.executable, "-c", COMMUNICATORS, env=open_mpi)
     assert done.returncode == 0, done.stderr
     totals = [2.0, 4.0, 2.0, 4.0]  # of ranks 0 and 2, or 1 and 3
     assert sorted(done.stdout.splitlines()) == [f"rank {rank}: {each} {each}" for rank, each in enumerate(totals)]
