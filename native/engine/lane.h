@@ -49,7 +49,7 @@ class Lane {
   /// the same number of operations (`instance`), does not wait.
   void leave(uint32_t instance);
 
-  /// The same for ranks that arrive later, when requests of this rank are left after `instance` operations.
+  /// Keeps ranks that arrive after `instance` operations from waiting, because this rank still asks the coordinator.
   void keep_asking(uint32_t instance) { asked().store(instance + 1, std::memory_order_release); }
 
  private:

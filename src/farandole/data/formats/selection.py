@@ -97,7 +97,7 @@ class SelectedSource(DerivedSource):
 
     @property
     def choice(self) -> str:
-        """What tells the chosen rows from those that another condition chooses."""
+        """Return an identifier of the rows that the condition has chosen."""
         return self._choice
 
     def bounds(self, column: str) -> Bounds | None:

@@ -67,7 +67,7 @@ class Source(ABC):
 
     @property
     def choice(self) -> str:
-        """What tells these rows from those that another condition chooses; empty if no condition does."""
+        """Return an identifier of the rows that a condition has chosen; empty without a condition."""
         return ""
 
     def bounds(self, column: str) -> Bounds | None:
@@ -143,7 +143,7 @@ class DerivedSource(Source):
 
     @property
     def choice(self) -> str:
-        """What tells the source's rows from those that another condition chooses."""
+        """Return the source's identifier of the rows that a condition has chosen."""
         return self._source.choice
 
     def bounds(self, column: str) -> Bounds | None:

@@ -208,7 +208,7 @@ class Growing:
 class _Added(DerivedSource):
     """Source of the row groups in some files of a table."""
 
-    # Of a loader's state: the table has others in each generation.
+    # Both change in each generation, and a loader's state must not depend on them.
     version, choice = NO_VERSION, ""
 
     def __init__(self, source: Source, paths: set[str]) -> None:
