@@ -52,6 +52,40 @@ def test_hostfile(tmp_path: Path) -> None:
     assert read_hostfile(file) == (Host("a", 2), Host("b", 3), Host("c", 1))
 
 
+def test_spaces_around_the_equals_sign_and_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("a slots = 2 max-slots= 4\r\nb slots =3\r\n", encoding="utf-8-sig")
+    assert read_hostfile(file) == (Host("a", 2), Host("b", 3))
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("a slot=4", "unknown word 'slot=4'"),
+        ("a SLOTS=4", "unknown word 'SLOTS=4'"),
+        ("a 4", "unknown word '4'"),
+        ("a b c", "unknown word 'b'"),
+        ("a slots=2 user=me", "unknown word 'user=me'"),
+        ("a slots=", "is no host"),
+        ("a:2 slots=4", "names the slots twice"),
+        ("a slots=2 slots=4", "names the slots twice"),
+    ],
+)
+def test_no_word_of_a_hostfile_is_skipped(line: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(f"{line}\n")
+    with pytest.raises(ConfigError, match=problem):
+        read_hostfile(file)
+
+
+@pytest.mark.parametrize("slots", ["1048577", "99999999999999", "9" * 5000])
+def test_numbers_that_would_fill_the_memory(slots: str) -> None:
+    with pytest.raises(ConfigError, match="has more than 1048576 slots"):
+        parse_hosts(f"a:{slots}")
+    with pytest.raises(ConfigError, match="num_proc: must be at most 1048576"):
+        fill_slots([Host("localhost", 10**12)], 10**12)
+
+
 def test_hostfile_without_hosts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
         read_hostfile(tmp_path / "none")
