@@ -40,15 +40,17 @@ def with_settings(
 ) -> dict[str, str]:
     """Return a copy of `environment` with the settings `names` (None: all) of `config` in place of its own.
 
+    Of all settings, those that `config` leaves free get no variable, so that autotune may change them on the ranks.
     With `as_gloo` add the variables by which JAX uses farandole, unless they name another library of MPI."""
-    changed = dict(environment)
-    for setting in Config.settings():
-        if names is not None and setting.name not in names:
-            continue
-        for variable in setting.variables:
-            changed.pop(variable, None)
+    chosen = [setting for setting in Config.settings() if names is None or setting.name in names]
+    others = [setting for setting in Config.settings() if names is not None and setting.name not in names]
+    # Several settings read HOROVOD_GPU_OPERATIONS, so a change of one must leave it for the others.
+    kept = {variable for setting in others for variable in setting.variables}
+    replaced = {variable for setting in chosen for variable in setting.variables} - kept
+    changed = {name: value for name, value in environment.items() if name not in replaced}
+    for setting in chosen:
         value = getattr(config, setting.name)
-        if value is not None:
+        if value is not None and (names is not None or not config.leaves_free(setting.name)):
             changed[setting.variables[0]] = setting.spell(value)
     return {**changed, **_for_jax()} if config.as_gloo and "MPITRAMPOLINE_LIB" not in changed else changed
 

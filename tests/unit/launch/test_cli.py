@@ -212,6 +212,23 @@ def test_settings_replace_what_the_environment_says() -> None:
     assert Config.from_environment(with_settings(env, config)) == config
 
 
+def test_one_route_on_gpus_leaves_the_variable_of_the_others() -> None:
+    env = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_GPU_ALLREDUCE": "NCCL"}
+    config = Config.from_environment(env, gpu_allreduce="host")
+    of_ranks = Config.from_environment(with_settings(env, config, ["gpu_allreduce"]))
+    assert (of_ranks.gpu_allreduce, of_ranks.gpu_allgather, of_ranks.gpu_broadcast) == ("host", "nccl", "nccl")
+    assert of_ranks == config
+
+
+def test_settings_that_a_config_leaves_free_stay_free_on_the_ranks() -> None:
+    config = Config(autotune=True, cache_capacity=7)
+    changed = with_settings({"HOROVOD_FUSION_THRESHOLD": "1"}, config)
+    of_ranks = Config.from_environment(changed)
+    assert of_ranks == config
+    assert of_ranks.given == {"autotune", "cache_capacity"}
+    assert of_ranks.leaves_free("fusion_threshold") and of_ranks.leaves_free("slot_bytes")
+
+
 def test_the_launcher_starts_light() -> None:
     heavy = "{'numpy', 'torch', 'cloudpickle', 'farandole._native', 'rich', 'asyncio'}"
     program = f"import sys, farandole.launch.cli; print(sorted({heavy} & sys.modules.keys()))"
