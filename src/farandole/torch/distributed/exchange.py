@@ -17,10 +17,15 @@ __all__ = ["StoreExchange", "meet_by_store"]
 
 
 def meet_by_store(found: OtherLaunch, config: Config, env: Mapping[str, str]) -> HostedRendezvous:
-    """Let the ranks of torchrun meet at torch's store; blocks and raises like `meet`."""
+    """Let the ranks of torchrun meet at torch's store; blocks and raises like `meet`.
+
+    Raises `ConfigError` at once if RANK is no number below WORLD_SIZE, because no store would answer such a rank."""
     assert found.size is not None
     deadline = Deadline(config.start_timeout)
-    return meet(StoreExchange(int(env["RANK"]), found.size, deadline), config, deadline, found)
+    rank = env["RANK"].strip()
+    if not rank.isascii() or not rank.isdigit() or int(rank) >= found.size:
+        raise ConfigError("RANK", f"must be a whole number below WORLD_SIZE ({found.size}), got {rank!r}")
+    return meet(StoreExchange(int(rank), found.size, deadline), config, deadline, found)
 
 
 class StoreExchange:
