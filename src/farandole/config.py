@@ -247,3 +247,14 @@ class Config(Autotune, Launch, Network, TimelineAndLog, TimeLimits, Performance)
             for each in _SETTINGS
             if not self.leaves_free(each.name)
         }
+
+
+def warn_of_other_settings(given: Config, running: Config) -> None:
+    """Log a warning if `given` differs from the settings of a running job, which cannot change."""
+    other = [each for each in Config.settings() if getattr(given, each.name) != getattr(running, each.name)]
+    if other:
+        log.warning(
+            "init() changes no settings, because the job is running already: %s; call shutdown() before, or give the "
+            "settings to the first call of init()",
+            ", ".join(f"{each.name} stays {each.kind.show(getattr(running, each.name))}" for each in other),
+        )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import farandole.numpy as hvd
+from farandole.config import Config
 from farandole.core import default
 from farandole.core.context import Context
 from farandole.errors import ConfigError, EngineClosed, NotInitializedError
@@ -44,6 +45,18 @@ def test_it_can_be_started_again() -> None:
         hvd.shutdown()
         hvd.shutdown()
         assert not hvd.is_initialized()
+
+
+@pytest.mark.usefixtures("ended")
+def test_settings_of_a_second_call_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    first = Config(fusion_threshold=1 << 20)
+    hvd.init(config=first)
+    hvd.init(config=Config(fusion_threshold=1 << 20))
+    assert not caplog.records
+    hvd.init(config=Config(cache_capacity=7))
+    (record,) = caplog.records
+    assert "fusion_threshold stays 1 MiB, cache_capacity stays 16384; call shutdown() before" in record.getMessage()
+    assert default.context().config is first
 
 
 @pytest.mark.usefixtures("ended")

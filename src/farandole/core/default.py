@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from farandole.config import Config
+from farandole.config import Config, warn_of_other_settings
 from farandole.core.context import Context
 from farandole.core.process_sets.agreement import Sets
 from farandole.core.process_sets.membership import Counters, Membership
@@ -156,7 +156,8 @@ def init(
     config: Config | None = None,
     rendezvous: Rendezvous | None = None,
 ) -> None:
-    """Connect to the other ranks and start the engine; does nothing if the job is running already.
+    """Connect to the other ranks and start the engine. If the job is running already, this only warns of a `config`
+    with other settings, which have no effect then.
 
     Blocks until every rank has called or `Config.start_timeout` has passed. `farandole run`, `mpirun`, `srun` or
     `torchrun` may have started the ranks. Without a launcher this process is the only rank. With a communicator of
@@ -185,6 +186,8 @@ def init(
             _add_sets(made, sets)
             return
     _require_all_ranks(comm, size())
+    if config is not None and not is_newcomer():
+        warn_of_other_settings(config, context().config)
     unknown = [process_set for process_set in sets if context().sets.number_of(process_set) is None]
     if unknown:
         raise ConfigError("process_sets", f"the job is running already; use add_process_set to add {unknown}")
