@@ -15,9 +15,10 @@ INTRODUCTION = """# Settings
 
 <!-- Written by tools/config_table.py from farandole.config.Config. -->
 
-A setting has one value per job. An argument (`hvd.init(fusion_threshold=...)`, an option of `farandole run`) wins over
-the variable `FARANDOLE_...`, which wins over Horovod's variable, which wins over the default. An unknown name and a
-value that cannot be right raise `ConfigError` before anything starts.
+A setting has one value per job. An argument (`hvd.init(config=farandole.Config.from_environment(autotune=True))`, an
+option of `farandole run`) wins over the variable `FARANDOLE_...`, which wins over Horovod's variable, which wins over
+the default. An argument with an unknown name, and a value that cannot be right, raise `ConfigError` before anything
+starts. A warning names variables that look like misspelled ones.
 """
 
 
