@@ -228,10 +228,11 @@ def test_what_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
         for wrong, why in [
             ("nowhere/trace.json", "cannot write .*No such file"),
             (".", "is a folder; name a file in it"),
+            ("new/", "is a folder; name a file in it"),
             ("pipe", "cannot write .*No such device"),
         ]:
             with pytest.raises(ConfigError, match=rf"timeline: .*{why}"):
-                hvd.start_timeline(tmp_path / wrong)
+                hvd.start_timeline(f"{tmp_path}/{wrong}")
         hvd.allreduce(np.ones(4), name="x")
 
     run_ranks(1, body)

@@ -50,7 +50,7 @@ class Timeline:
         the system refuses a thread; the current file then goes on. Raises `InvalidRequest` in a process forked from the
         rank."""
         self._require_own_process()
-        if os.path.isdir(path):
+        if os.path.isdir(path) or os.fspath(path).endswith(os.sep):  # a path drops the last slash
             raise ConfigError("timeline", f"{os.fspath(path)} is a folder; name a file in it")
         where = timeline_path(path, self._rank)
         with self._changing:
