@@ -43,7 +43,10 @@ IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "ranks exchange whole shards",
 }
 
-_RANKS_OF_OTHERS = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK")
+_RANKS_OF_OTHERS = (
+    *("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", "PMI_RANK", "PMI_ID", "PMIX_RANK"),
+    *("JSM_NAMESPACE_RANK", "SLURM_PROCID", "RANK"),
+)
 
 # Variables that request what farandole always does; they are ignored without a warning.
 NEEDLESS_VARIABLES: Mapping[str, str] = {"HOROVOD_DYNAMIC_PROCESS_SETS": "process sets are always dynamic"}
@@ -52,6 +55,8 @@ NEEDLESS_VARIABLES: Mapping[str, str] = {"HOROVOD_DYNAMIC_PROCESS_SETS": "proces
 def ignored_variables(env: Mapping[str, str], known: Set[str]) -> list[str]:
     """Return the variables of `env` without effect, with reasons: those without a meaning here, and slips in `known`.
 
+    A slip is a misspelled name, or a known one with the other prefix: HOROVOD_SPIN, FARANDOLE_GPU_OPERATIONS.
+
     One process of a job lists them: farandole's launcher, or the first rank below another launcher."""
     if "FARANDOLE_RANK" in env or any(env.get(name, "0") not in ("", "0") for name in _RANKS_OF_OTHERS):
         return []
@@ -59,8 +64,15 @@ def ignored_variables(env: Mapping[str, str], known: Set[str]) -> list[str]:
     for name in sorted(env.keys() - known - IGNORED_VARIABLES.keys()):
         # Further variables have a meaning elsewhere (rank, secret, ...): list near misses only.
         if name.startswith(("FARANDOLE_", "HOROVOD_")):
-            ignored += [f"{name} (did you mean {near}?)" for near in difflib.get_close_matches(name, known, 1, 0.9)]
+            other = _other_prefix(name)
+            near = [other] if other in known else difflib.get_close_matches(name, known, 1, 0.9)
+            ignored += [f"{name} (did you mean {each}?)" for each in near]
     return ignored
+
+
+def _other_prefix(name: str) -> str:
+    prefix, _, rest = name.partition("_")
+    return f"{'HOROVOD' if prefix == 'FARANDOLE' else 'FARANDOLE'}_{rest}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,6 +208,20 @@ def test_a_slip_in_a_name_is_pointed_out(caplog: pytest.LogCaptureFixture) -> No
     assert "HOROVOD_TIMELIEN (did you mean HOROVOD_TIMELINE?)" in caplog.text
 
 
+def test_names_with_the_other_prefix_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    slips = {
+        "HOROVOD_COLLECTIVE_TIMEOUT": "FARANDOLE_COLLECTIVE_TIMEOUT",
+        "HOROVOD_STALL_CHECK_TIME": "FARANDOLE_STALL_CHECK_TIME",
+        "FARANDOLE_GPU_OPERATIONS": "HOROVOD_GPU_OPERATIONS",
+        "FARANDOLE_GLOO_IFACE": "HOROVOD_GLOO_IFACE",
+    }
+    with caplog.at_level(logging.WARNING, logger="farandole.config"):
+        Config.from_environment(dict.fromkeys(slips, "1"))
+    assert len(caplog.records) == 1
+    for slip, meant in slips.items():
+        assert f"{slip} (did you mean {meant}?)" in caplog.text
+
+
 @pytest.mark.parametrize(
     "place", [{"FARANDOLE_RANK": "0"}, {"OMPI_COMM_WORLD_RANK": "1"}, {"SLURM_PROCID": "3"}, {"RANK": "1"}]
 )
