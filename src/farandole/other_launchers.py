@@ -25,6 +25,11 @@ def _in_step_of_srun(env: Mapping[str, str]) -> bool:
     return _number(env, "SLURM_PROCID") > 0  # a batch script is always process 0
 
 
+def _has_port_of_pmi(env: Mapping[str, str]) -> bool:
+    """Return whether `mpiexec -pmi-port` has started this process: it gives the number of processes only on request."""
+    return bool(env.get("PMI_ID") and env.get("PMI_PORT")) and "PMI_SIZE" not in env
+
+
 def _is_rank_in_pod(env: Mapping[str, str]) -> bool:
     """Return whether this process is the rank of a pod in an Indexed Job whose pods train together."""
     return bool(env.get("JOB_COMPLETION_INDEX") and env.get("FARANDOLE_SIZE")) and not env.get("FARANDOLE_RANK")
@@ -63,8 +68,16 @@ _MPICH = ("libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1", "libmpi_abi.so.0"
 LAUNCHERS = (
     Launcher("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "mpirun", meet=_MPI, mpi=_OPEN_MPI),
     Launcher("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "mpirun", meet=_MPI, mpi=_MPICH),
+    Launcher("mpirun of MVAPICH", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_RANK", "mpirun", meet=_MPI, mpi=_MPICH),
     Launcher("mpiexec of MPICH or Intel MPI", "PMI_SIZE", "PMI_RANK", "mpiexec", meet=_MPI, mpi=_MPICH),
     Launcher("mpiexec of MPICH or Intel MPI", "MPI_LOCALNRANKS", "PMI_RANK", "mpiexec", meet=_MPI, mpi=_MPICH),
+    Launcher(
+        *("mpiexec of MPICH or Intel MPI", "", "PMI_ID", "mpiexec"),
+        least=0,
+        when=_has_port_of_pmi,
+        meet=_MPI,
+        mpi=_MPICH,
+    ),
     Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", meet=_FOLDER),
     Launcher("a launcher of Horovod", "HOROVOD_SIZE", "HOROVOD_RANK", ours=True),
     Launcher(
@@ -75,6 +88,7 @@ LAUNCHERS = (
         needs=("RANK", "MASTER_ADDR", "MASTER_PORT"),
     ),
     Launcher("srun", "SLURM_NTASKS", "SLURM_PROCID", "srun", when=_in_step_of_srun, meet=_FOLDER),
+    Launcher("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),  # with Spectrum MPI the first row counts
     Launcher("a launcher with PMIx", "", "PMIX_RANK", least=1),
 )
 PROGRAMS = tuple(dict.fromkeys(row.program for row in LAUNCHERS if row.program))
@@ -163,5 +177,5 @@ def _with_its_meeting(row: Launcher, env: Mapping[str, str]) -> Launcher:
 
 
 def _number(env: Mapping[str, str], variable: str) -> int:
-    text = env.get(variable, "")
+    text = env.get(variable, "").strip()  # a script may pad numbers, and other readers accept that
     return int(text) if text.isascii() and text.isdigit() else 0

@@ -10,8 +10,11 @@ from farandole.topology import JobEnvironment
 SEVERAL = {
     "Open MPI": ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}, "OMPI_COMM_WORLD_SIZE"),
     "MVAPICH": ({"MV2_COMM_WORLD_SIZE": "4"}, "MV2_COMM_WORLD_SIZE"),
+    "MVAPICH 3": ({"MVP_COMM_WORLD_SIZE": "2", "MVP_COMM_WORLD_RANK": "0"}, "MVP_COMM_WORLD_SIZE"),
+    "jsrun": ({"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_RANK": "0", "PMIX_RANK": "0"}, "JSM_NAMESPACE_SIZE"),
     "MPICH": ({"PMI_SIZE": "3", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"}, "PMI_SIZE"),
     "Intel MPI": ({"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0", "PMI_RANK": "0"}, "MPI_LOCALNRANKS"),
+    "mpiexec -pmi-port": ({"PMI_ID": "0", "PMI_PORT": "a:1", "MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}, "PMI_ID"),
     "a PMIx rank": ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "prte"}, "PMIX_RANK"),
     "srun": ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, "SLURM_STEP_NUM_TASKS"),
     "a step of srun": ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, "SLURM_NTASKS"),
@@ -40,14 +43,17 @@ def test_a_launch_of_several_is_refused(launcher: str) -> None:
         from_environment(env)
     assert caught.value.setting == variable
     assert f"{variable}: is {env[variable]}: " in str(caught.value)
-    assert f"farandole run -np {'N' if variable == 'PMIX_RANK' else env[variable]} python" in str(caught.value)
+    assert f"farandole run -np {'N' if variable in ('PMIX_RANK', 'PMI_ID') else env[variable]} python" in str(
+        caught.value
+    )
     assert str(find_other_launch(env)) in str(caught.value)
 
 
 WAYS = {
-    **dict.fromkeys(("Open MPI", "MVAPICH", "MPICH", "Intel MPI", "mpirun within srun"), "mpi"),
+    **dict.fromkeys(("Open MPI", "MVAPICH", "MVAPICH 3", "MPICH", "Intel MPI", "mpiexec -pmi-port"), "mpi"),
+    "mpirun within srun": "mpi",
     **dict.fromkeys(("srun", "a step of srun", "a task of srun"), "slurm"),
-    **dict.fromkeys(("a PMIx rank", "Horovod", "torchrun"), ""),  # this torchrun lacks a port
+    **dict.fromkeys(("jsrun", "a PMIx rank", "Horovod", "torchrun"), ""),  # this torchrun lacks a port
 }
 TORCHRUN = {"WORLD_SIZE": "4", "RANK": "3", "MASTER_ADDR": "a", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
 INNERMOST = {
@@ -75,6 +81,12 @@ def way_of(found: OtherLaunch) -> str:
 def test_the_way_in_which_processes_can_meet(launcher: str) -> None:
     found = find_other_launch(SEVERAL[launcher][0])
     assert found is not None and way_of(found) == WAYS[launcher]
+
+
+@pytest.mark.parametrize("text", [" 2", "2 ", "2\n"])
+def test_padded_numbers_are_read(text: str) -> None:
+    found = find_other_launch({"WORLD_SIZE": text, "RANK": " 0", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
+    assert found is not None and (found.size, way_of(found)) == (2, "torch")
 
 
 @pytest.mark.parametrize("launcher", INNERMOST)

@@ -73,6 +73,6 @@ def _load(found: OtherLaunch) -> Meet:
         raise ConfigError(
             found.variable,
             f"is {found.value}: {found}, but the module by which they meet cannot be imported ({error}). Install what "
-            f"is missing, or start the ranks with: farandole run -np {found.size} python train.py",
+            f"is missing, or start the ranks with: farandole run -np {found.size or 'N'} python train.py",
         ) from error
     return function

@@ -192,7 +192,9 @@ class MpiExchange:
         communicator: Communicator | None = None,
     ) -> None:
         self._process = MpiProcess(find_library(found, library), "comm" if found is None else found.variable, deadline)
-        if found is not None and self._process.size < found.value:
+        # Without a size, `value` is this process's number.
+        least = 0 if found is None else found.value + (found.size is None)
+        if found is not None and self._process.size < least:
             raise ConfigError(
                 found.variable,
                 f"is {found.value}: {found}, but {self._process.path} ({self._process.abi}) sees only "
