@@ -25,7 +25,7 @@ Binding: TypeAlias = Literal["none", "cores"]
 
 # A host or user@host. ssh would take a leading dash for an option, and gives the name to the commands of its
 # configuration, which a shell reads.
-_WORD = r"""(?!-)[^\s@`$;&|<>()'"\\]+"""
+_WORD = r"""(?!-)[^\s@`$;&|<>()'"\\#=,]+"""
 _NAME = re.compile(f"({_WORD}@)?{_WORD}")
 
 

@@ -35,7 +35,9 @@ def test_what_is_no_host_is_named(text: str) -> None:
         parse_hosts(text)
 
 
-@pytest.mark.parametrize("name", ["-oProxyCommand=x", "me@-oNo=x", "-l:2", "a b", "a;b", "$(x)", "a`x`", "a@b@c"])
+@pytest.mark.parametrize(
+    "name", ["-oProxyCommand=x", "me@-oNo=x", "-l:2", "a b", "a;b", "$(x)", "a`x`", "a@b@c", "slots=2"]
+)
 def test_names_that_ssh_or_a_shell_would_take_for_more(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="begins with no dash, and has no spaces or characters of a shell"):
         parse_hosts(f"a:1,{name}")
@@ -43,6 +45,8 @@ def test_names_that_ssh_or_a_shell_would_take_for_more(name: str, tmp_path: Path
         (tmp_path / "hosts").write_text(f"{name} slots=2\n")
         with pytest.raises(ConfigError, match="is no host: a name begins"):
             read_hostfile(tmp_path / "hosts")
+    with pytest.raises(ConfigError, match="is no host: a name begins"):
+        parse_hosts("#:1")  # a comment of a discovery script
     assert [host.name for host in parse_hosts("me@gpu_1.x-y:2,[fe80::1%eth0]:1")] == ["me@gpu_1.x-y", "fe80::1%eth0"]
 
 
