@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -123,7 +124,10 @@ class Elastic:
             discovery = HostScript(self.host_discovery_script, self.slots)
         else:
             found = named_hosts(hosts, hostfile, limits.most, settings.start_timeout)
-            discovery = FixedHosts({host.name: host.slots for host in found})
+            slots: Counter[str] = Counter()  # a host may be named several times, as for other jobs
+            for host in found:
+                slots[host.name] += host.slots
+            discovery = FixedHosts(slots)
 
         def backend_of(host: Host) -> Backend:
             return reach([host], host.slots, reaching, settings.interface)
