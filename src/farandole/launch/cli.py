@@ -1,6 +1,7 @@
 """The `farandole` command: `farandole run -np 2 python train.py` runs a program as N ranks."""
 
 import argparse
+import contextlib
 import functools
 import logging
 import os
@@ -13,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from pkgutil import resolve_name
 from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, cast
 
 import farandole
 from farandole.config import Config
@@ -148,7 +149,7 @@ def launch(
     `output` prints the lines of the ranks."""
     _replace_closed_streams()
     given = parser.parse_args(words, namespace=Given())
-    _log_to_stderr(given)
+    _log_to_stderr(given, environment)
     if given.check_build:
         sys.stdout.write(report())
         return 0
@@ -281,8 +282,12 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, os.fdopen(lowest, mode, encoding="utf-8"))
 
 
-def _log_to_stderr(given: Given) -> None:
-    level = given.settings.get("log_level", "info" if given.verbose else "warning")
+def _log_to_stderr(given: Given, environment: Mapping[str, str]) -> None:
+    setting = next(each for each in Config.settings() if each.name == "log_level")
+    named = given.settings.get("log_level")
+    with contextlib.suppress(ConfigError):  # `launch` reports a wrong level with the other settings
+        named = named or cast(str | None, setting.read(environment))
+    level = named or ("info" if given.verbose else "warning")
     logging.addLevelName(LEVELS["trace"], "TRACE")
     logging.basicConfig(level=LEVELS[level], format="farandole: %(message)s", stream=sys.stderr)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -227,6 +228,17 @@ def test_settings_that_a_config_leaves_free_stay_free_on_the_ranks() -> None:
     assert of_ranks == config
     assert of_ranks.given == {"autotune", "cache_capacity"}
     assert of_ranks.leaves_free("fusion_threshold") and of_ranks.leaves_free("slot_bytes")
+
+
+@pytest.mark.parametrize(
+    ("words", "level", "shown"),
+    [((), "info", True), ((), "", False), (("--log-level", "error"), "info", False), (("--verbose",), "", True)],
+)
+def test_the_variable_sets_the_launchers_level_too(words: tuple[str, ...], level: str, shown: bool) -> None:
+    env = {**os.environ, "HOROVOD_LOG_LEVEL": level}
+    command = [sys.executable, "-m", "farandole.launch.cli", "run", "-np", "1", *words, "true"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert ("rendezvous at" in done.stderr) == shown, done.stderr
 
 
 def test_the_launcher_starts_light() -> None:
