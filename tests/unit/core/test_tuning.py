@@ -165,6 +165,11 @@ GOOD = "search,2,1,134217728,131072,262144,65536,1,1.5e9"
         (f"{','.join(HEAD)}\n{GOOD.replace('131072', 'x')}\n", r"line 2 cannot be read: invalid literal .*'x'"),
         (f"{','.join(HEAD)}\n{GOOD.replace('262144', '100')}\n", r"line 2 cannot be read: link_chunk must be at least"),
         (f"{','.join(HEAD)}\n{GOOD.replace('134217728', '-1')}\n", r"line 2 cannot be read: a knob is out of range"),
+        (
+            f"{','.join(HEAD)}\n{GOOD.replace('134217728', '9' * 20)}\n",
+            r"line 2 cannot be read: fusion_threshold: must be",
+        ),
+        (f"{','.join(HEAD)}\n{GOOD.replace('131072', '1073741824')}\n", r"line 2 cannot be read: slot_bytes: must be"),
         (f"{','.join(HEAD)}\n\n", r"line 2 cannot be read: it has 0 columns"),
         ("\x00\xff\n", r"line 1 cannot be read"),
     ],

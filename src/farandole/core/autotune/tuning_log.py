@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self, TextIO
 
 from farandole.closing import Closing
+from farandole.config import Config
 from farandole.core.autotune.knobs import Knobs
 from farandole.errors import ConfigError
 
@@ -48,6 +49,7 @@ class Row:
             if numbers[name] < 4096 or numbers[name] % 64:
                 raise ValueError(f"{name} must be at least 4096 and a multiple of 64, got {numbers[name]}")
         hierarchical = bool(numbers.pop("hierarchical"))
+        Config(**numbers, hierarchical=hierarchical)  # type: ignore[arg-type]  # refuses what no setting can be
         return cls(phase, int(ranks), int(hosts), Knobs(**numbers, hierarchical=hierarchical), float(speed))
 
 
