@@ -150,8 +150,20 @@ def refuse_other_launch(env: Mapping[str, str] | None = None, *, rank: int = 0, 
     # Another launcher within a rank changes the size of our variables, or the rank.
     ours = (row for row in LAUNCHERS if row.ours and env.get(row.rank, str(rank)) == str(rank))
     known += [f"{row.size}={size}" for row in ours]
-    found = next((each for each in _launches(env) if f"{each.variable}={each.value}" not in known), None)
-    if found is not None:
+    _refuse([each for each in _launches(env) if f"{each.variable}={each.value}" not in known])
+
+
+def refuse_launch_below_member(env: Mapping[str, str]) -> None:
+    """Raise `ConfigError` when another launcher has started several processes as one member of an elastic job.
+
+    The member's launcher, and programs for other libraries, set variables of Horovod and of torch."""
+    known = env.get(OUTER, "").split()
+    theirs = (each for each in _launches(env) if not each.launcher.ours or each.launcher.innermost in env)
+    _refuse([each for each in theirs if f"{each.variable}={each.value}" not in known])
+
+
+def _refuse(found_launches: Sequence[OtherLaunch]) -> None:
+    for found in found_launches:
         raise ConfigError(
             found.variable,
             f"is {found.value}: {found}, which cannot meet here, and each would train alone. Start the ranks "

@@ -17,6 +17,7 @@ from farandole.errors import ConfigError
 
 __all__ = [
     "CONTROL_DEGREE",
+    "OF_ONE_PROCESS",
     "TORCH_PLACES",
     "TORCH_STORE",
     "JobEnvironment",
@@ -35,6 +36,14 @@ __all__ = [
 # Variables of torchrun: those of one process, and those of all.
 TORCH_PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 TORCH_STORE = ("MASTER_ADDR", "MASTER_PORT")
+# Variables by which farandole's launchers give one process its place, as a rank or as a member of an elastic job. Ranks
+# of a job that this process starts must not inherit them, because they would take its place.
+OF_ONE_PROCESS = frozenset(
+    {f"FARANDOLE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")}
+    | {f"FARANDOLE_{name}" for name in ("RENDEZVOUS", "SECRET", "GENERATION", "JOB", "TORCH_STORE", "SURVIVES")}
+    | {f"FARANDOLE_MEMBER{name}" for name in ("", "_EXPECTS", "_LAUNCHER", "_SECRET")}
+    | {"HOROVOD_ELASTIC"}
+)
 CONTROL_DEGREE = 8  # children of a host in the control tree: three hops reach 585 hosts
 
 _GLOBAL = "00"  # the scope of an address in /proc/net/if_inet6

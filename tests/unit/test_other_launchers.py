@@ -4,7 +4,7 @@ import pytest
 
 from farandole.errors import ConfigError
 from farandole.meeting.rendezvous import SoloRendezvous, TcpRendezvous, from_environment
-from farandole.other_launchers import OtherLaunch, find_other_launch, note_launches
+from farandole.other_launchers import OtherLaunch, find_other_launch, note_launches, refuse_launch_below_member
 from farandole.topology import JobEnvironment
 
 SEVERAL = {
@@ -141,3 +141,20 @@ def test_the_sentence() -> None:
         "would train alone. Start the ranks with: farandole run -np 2 python train.py. To train alone on purpose, "
         "unset OMPI_COMM_WORLD_SIZE"
     )
+
+
+@pytest.mark.parametrize("launcher", SEVERAL)
+def test_another_launcher_below_a_member_of_an_elastic_job_is_refused(launcher: str) -> None:
+    env, variable = SEVERAL[launcher]
+    places = {"HOROVOD_SIZE": "4", "HOROVOD_RANK": "3", "WORLD_SIZE": "4", "RANK": "3"}
+    refuse_launch_below_member(places | env | note_launches(env))
+    if variable in places:  # its launcher and its program set them
+        refuse_launch_below_member(places | env)
+    else:
+        with pytest.raises(ConfigError, match=f"{variable}: is {env[variable]}: "):
+            refuse_launch_below_member(places | env)
+
+
+def test_torchrun_below_a_member_of_an_elastic_job_is_refused() -> None:
+    with pytest.raises(ConfigError, match="WORLD_SIZE: is 4: torchrun"):
+        refuse_launch_below_member(TORCHRUN)

@@ -1,12 +1,16 @@
 """Environment of ranks: the launcher's own, with settings written into it."""
 
 import importlib.util
+import logging
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from farandole.config import Config
 from farandole.errors import ConfigError
+from farandole.other_launchers import find_other_launch
+
+log = logging.getLogger(__name__)
 
 _TORCH = next(setting for setting in Config.settings() if setting.name == "torch_env")
 
@@ -19,6 +23,13 @@ def refuse_mpi(config: Config, ranks: int) -> None:
             f"is mpi, but these ranks start without MPI. Let mpirun start them: farandole run --mpi -np {ranks} python "
             "train.py, or mpirun itself, with FARANDOLE_FABRIC=mpi in the environment of all ranks",
         )
+
+
+def warn_of_copies(environment: Mapping[str, str]) -> None:
+    """Warn if another launcher has started several copies of this one. A rank may start a job without a warning."""
+    found = None if {"FARANDOLE_RANK", "FARANDOLE_MEMBER"} & environment.keys() else find_other_launch(environment)
+    if found is not None:
+        log.warning("%s; each of them starts a job of its own, unconnected to the others", found)
 
 
 def wants_torch(environment: Mapping[str, str]) -> bool:

@@ -13,7 +13,7 @@ from farandole.cores import share_of, threads_per_rank
 from farandole.errors import ConfigError
 from farandole.launch.backend import Agent, Assignment, Backend, Binding, OnLine, Rank, Task, check_binding
 from farandole.launch.backends.local import LocalBackend
-from farandole.launch.environment import wants_torch
+from farandole.launch.environment import wants_torch, warn_of_copies
 from farandole.launch.failures import Failure, culprit
 from farandole.launch.hosts import fill_slots
 from farandole.launch.processes import GRACE
@@ -21,8 +21,8 @@ from farandole.limits import naming_process_limit
 from farandole.meeting.addresses import join_address
 from farandole.meeting.handshake import new_secret
 from farandole.meeting.rendezvous import RendezvousServer
-from farandole.other_launchers import find_other_launch, note_launches
-from farandole.topology import TORCH_PLACES, JobEnvironment, Topology
+from farandole.other_launchers import note_launches
+from farandole.topology import OF_ONE_PROCESS, TORCH_PLACES, JobEnvironment, Topology
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def open_job(
     if num_proc < 1:
         raise ConfigError("num_proc", f"must be >= 1, got {num_proc}")
     check_binding(binding)
-    _warn_of_copies(environment)
+    warn_of_copies(environment)
     backend = LocalBackend(num_proc) if backend is None else backend
     hosts = fill_slots(backend.hosts, num_proc)
     secret, name = new_secret(), secrets.token_hex(4)
@@ -113,7 +113,8 @@ def open_job(
         }
         torch_store = join_address(agents[hosts[0]].address, agents[hosts[0]].reserve_port())
         torch_env = wants_torch(environment)
-        inherited = {name: environment[name] for name in environment if torch_env or name not in TORCH_PLACES}
+        foreign = OF_ONE_PROCESS if torch_env else OF_ONE_PROCESS.union(TORCH_PLACES)
+        inherited = {name: value for name, value in environment.items() if name not in foreign}
         assignments = []
         for topology, host in zip(Topology.all_from_hosts(identities), hosts, strict=True):
             job_environment = JobEnvironment.of(
@@ -128,13 +129,6 @@ def open_job(
         job = Job(assignments, server.depart)
         stack.callback(job.stop)
         yield job
-
-
-def _warn_of_copies(environment: Mapping[str, str]) -> None:
-    """Warn if another launcher has started several copies of this one. A rank may start a job without a warning."""
-    found = None if "FARANDOLE_RANK" in environment else find_other_launch(environment)
-    if found is not None:
-        log.warning("%s; each of them starts a job of its own, unconnected to the others", found)
 
 
 def _threads(agent: Agent, ranks: int, environment: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from farandole.launch.reserved import ReservedPort
 from farandole.meeting.handshake import new_secret
 from farandole.meeting.server import RendezvousServer
 from farandole.other_launchers import note_launches
-from farandole.topology import host_identity, interface_address
+from farandole.topology import OF_ONE_PROCESS, host_identity, interface_address
 
 T = TypeVar("T")
 
@@ -46,6 +46,8 @@ class RankActor:
     def enter(self, env: Mapping[str, str]) -> None:
         """Make this process the rank that the variables `env` describe."""
         os.environ.update(note_launches(os.environ))
+        for name in OF_ONE_PROCESS & os.environ.keys():  # Ray may have been started by a rank
+            del os.environ[name]
         os.environ.update(env)
 
     def create(self, make: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
@@ -76,5 +78,6 @@ class _ActorAgent(LocalAgent):
 
     def start(self, assignment: Assignment, task: Task, on_line: OnLine, on_end: OnEnd) -> Rank:
         """Start the rank."""
-        env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-        return super().start(replace(assignment, env={**env, **assignment.env}), task, on_line, on_end)
+        own = {name: value for name, value in os.environ.items() if name not in {"OMP_NUM_THREADS", *OF_ONE_PROCESS}}
+        env = {**own, **assignment.env}
+        return super().start(replace(assignment, env=env | note_launches(env)), task, on_line, on_end)

@@ -12,6 +12,7 @@ from farandole.launch.backend import Assignment, Command, Host, OnEnd, OnLine, T
 from farandole.launch.failures import Failure
 from farandole.launch.job import open_job
 from farandole.launch.run import run
+from farandole.meeting.launched.elastic import MemberEnvironment
 
 TASK = Command(["train"])
 
@@ -122,6 +123,20 @@ def test_programs_of_horovod_get_no_variables_of_torchrun() -> None:
         for each in job.assignments:
             assert not each.env.keys() & (outer.keys() - {"MINE"} | {"MASTER_ADDR", "MASTER_PORT"})
             assert (each.env["MINE"], each.env["FARANDOLE_TORCH_STORE"]) == ("x", "address-of-a:4711")
+
+
+def test_ranks_do_not_inherit_the_place_of_their_launcher() -> None:
+    """A rank or a member of an elastic job may start a job: its ranks would join the outer job in its place."""
+    member = MemberEnvironment(number=3, launcher="127.0.0.1:1", secret=b"outer", survives=True)
+    outer = member.write() | {"FARANDOLE_GENERATION": "7", "HOROVOD_ELASTIC": "1", "MINE": "x"}
+    with open_job(2, outer, backend=FakeBackend()) as job:
+        for rank, each in enumerate(job.assignments):
+            assert not each.env.keys() & (member.write().keys() | {"HOROVOD_ELASTIC"})
+            assert (each.env["MINE"], each.env["FARANDOLE_RANK"], each.env["FARANDOLE_GENERATION"]) == (
+                "x",
+                str(rank),
+                "0",
+            )
 
 
 def test_a_host_without_a_rank_has_no_agent() -> None:

@@ -11,7 +11,8 @@ pytest.importorskip("pyspark")
 
 from farandole.launch.failures import Failure
 from farandole.spark.jobs import task
-from farandole.spark.jobs.task import FLUSH, GONE, GRACE, Task
+from farandole.spark.jobs.barrier import passed_on
+from farandole.spark.jobs.task import FLUSH, GONE, GRACE, Task, executor_environment
 
 
 class Clock:
@@ -83,3 +84,13 @@ def test_a_driver_that_reads_nothing_delays_a_task_once(clock: Clock, monkeypatc
         call.value = lambda: b""
     assert len(cast(Task, ended).run([])) == 8
     assert clock.now == FLUSH.total_seconds()
+
+
+def test_ranks_do_not_inherit_a_member_of_an_elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member may be the driver, and may have started the executors."""
+    kept = {"HOROVOD_TIMELINE": "t.json", "FARANDOLE_SPIN": "0"}
+    member = {"FARANDOLE_MEMBER": "3", "FARANDOLE_MEMBER_SECRET": "00", "HOROVOD_ELASTIC": "1"}
+    assert passed_on(kept | member | {"HOROVOD_RANK": "1"}) == kept
+    for name, value in member.items():
+        monkeypatch.setenv(name, value)
+    assert not executor_environment().keys() & member.keys()

@@ -28,7 +28,7 @@ from farandole.meeting.launched.elastic import MemberEnvironment, show_place
 from farandole.meeting.launched.elastic_messages import Back, Hosts, Leave, Place
 from farandole.meeting.rendezvous import RendezvousServer
 from farandole.other_launchers import note_launches
-from farandole.topology import TORCH_PLACES, Topology
+from farandole.topology import OF_ONE_PROCESS, TORCH_PLACES, Topology
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +252,8 @@ class ElasticJob:
             expected=place if self._roster.generation >= 0 else None,
         )
         threads = {"OMP_NUM_THREADS": str(threads_per_rank(opened.agent.usable_cores, start.host.slots))}
-        inherited = {name: value for name, value in self._environment.items() if name not in TORCH_PLACES}
+        foreign = OF_ONE_PROCESS.union(TORCH_PLACES)
+        inherited = {name: value for name, value in self._environment.items() if name not in foreign}
         env = {"PYTHONUNBUFFERED": "1", **threads, **inherited, **note_launches(self._environment)}
         env |= {**show_place(place, place.local_rank), **member.write(), "FARANDOLE_JOB": self._name}
         log.info("member %d starts on %s", start.number, start.host.name)

@@ -16,6 +16,7 @@ from farandole.launch.elastic.hosts import FixedHosts, HostDiscovery, HostScript
 from farandole.launch.elastic.job import ElasticJob, open_elastic_job
 from farandole.launch.elastic.joining import Record
 from farandole.launch.elastic.roster import Limits
+from farandole.launch.environment import warn_of_copies
 
 COOLDOWN = (1.0, 300.0)  # seconds
 
@@ -117,6 +118,7 @@ class Elastic:
     ) -> AbstractContextManager[ElasticJob]:
         """Prepare the job on the hosts of the script, else on those named, those of the site, or this machine."""
         limits = self.limits(num_proc, settings)
+        warn_of_copies(environment)
         site = chosen_site(hosts, hostfile)
         reaching = shell if site is None else site.shell(shell, settings.start_timeout)
         discovery: HostDiscovery

@@ -16,7 +16,7 @@ from farandole.meeting.launched.indexed_job import warn_of_lone_pods
 from farandole.meeting.launched.mpi import MpiExchange
 from farandole.meeting.launched.operator import require_listed_host
 from farandole.meeting.rendezvous import Rendezvous, from_environment
-from farandole.other_launchers import CLUSTERS, OtherLaunch, find_other_launch
+from farandole.other_launchers import CLUSTERS, OtherLaunch, find_other_launch, refuse_launch_below_member
 from farandole.topology import JobEnvironment
 
 __all__ = ["Meet", "find_rendezvous"]
@@ -45,6 +45,7 @@ def find_rendezvous(
     env = os.environ if env is None else env
     member = MemberEnvironment.read(env)
     if member is not None:
+        refuse_launch_below_member(env)
         return meet_in_elastic_job(member, config)
     job = JobEnvironment.read(env)
     if job is not None:

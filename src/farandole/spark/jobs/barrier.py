@@ -38,6 +38,7 @@ from farandole.spark.rows.dataframes import arrow_schema, feeding, take_datafram
 from farandole.spark.rows.exchange.access import KeeperPlan, RowsLost
 from farandole.spark.rows.exchange.batches import counted_by_rows
 from farandole.spark.rows.exchange.shuffle import dealt
+from farandole.topology import OF_ONE_PROCESS
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +50,10 @@ NOTICED = timedelta(seconds=3)  # for Spark to notice a failure that the rank ha
 LEAVE = timedelta(seconds=5)  # for the ranks to end after the job
 
 # Variables that launchers set for one process. The driver may itself be a rank; its own ranks must not inherit these.
-_PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-_OF_ONE_PROCESS = {f"{prefix}_{name}" for prefix in ("FARANDOLE", "HOROVOD") for name in _PLACES} | {
-    f"FARANDOLE_{name}"
-    for name in ("RENDEZVOUS", "SECRET", "GENERATION", "JOB", "TORCH_STORE", "WORKER_FD", "OUTER_LAUNCHES")
+_OF_ONE_PROCESS = {
+    *OF_ONE_PROCESS,
+    *(f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")),
+    *("FARANDOLE_WORKER_FD", "FARANDOLE_OUTER_LAUNCHES"),
 }
 
 

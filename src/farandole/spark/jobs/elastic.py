@@ -26,6 +26,7 @@ from farandole.launch.elastic.options import Elastic
 from farandole.launch.pickling import dump_call, load_value
 from farandole.meeting.addresses import join_address
 from farandole.meeting.handshake import new_secret
+from farandole.other_launchers import note_launches
 from farandole.spark.driver.log import show_on_console
 from farandole.spark.jobs.application import Application
 from farandole.spark.jobs.barrier import passed_on
@@ -206,7 +207,7 @@ class _TaskAgent(LocalAgent):
         """Start the rank."""
         self._send = on_line
         env = {**executor_environment(), **assignment.env}
-        return super().start(replace(assignment, env=env), task, self._note_line, on_end)
+        return super().start(replace(assignment, env=env | note_launches(env)), task, self._note_line, on_end)
 
     def _note_line(self, rank: int, stream: str, line: str) -> None:
         if self._echo:

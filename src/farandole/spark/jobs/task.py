@@ -36,7 +36,7 @@ from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 from farandole.spark.rows.disks import local_directory
 from farandole.spark.rows.exchange.gather import gather_rows
 from farandole.spark.rows.spill import Spill
-from farandole.topology import JobEnvironment, Topology, host_identity, interface_address
+from farandole.topology import OF_ONE_PROCESS, JobEnvironment, Topology, host_identity, interface_address
 
 RESULT_SCHEMA = "rank int, part int, chunk binary"
 _ARROW_RESULT = pa.schema([("rank", pa.int32()), ("part", pa.int32()), ("chunk", pa.binary())])
@@ -74,7 +74,7 @@ def run_task(orders: TaskOrders, batches: Iterator[pa.RecordBatch]) -> Iterator[
 
 def executor_environment() -> dict[str, str]:
     """Return the executor's variables for a rank that starts below its task, with the task's path of modules."""
-    env = {name: value for name, value in os.environ.items() if name not in _SPARKS_OWN}
+    env = {name: value for name, value in os.environ.items() if name not in {*_SPARKS_OWN, *OF_ONE_PROCESS}}
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     return env
 

@@ -17,6 +17,7 @@ from farandole.errors import ConfigError, RendezvousError
 from farandole.meeting.addresses import join_address
 from farandole.meeting.frames import Deadline, encode
 from farandole.meeting.launched import find_rendezvous, hosted, mpi_library
+from farandole.meeting.launched.elastic import MemberEnvironment
 from farandole.meeting.launched.hosted import HostedRendezvous, _Served, meet
 from farandole.meeting.launched.mpi_library import find_library
 from farandole.meeting.launched.operator import require_hosts
@@ -206,6 +207,13 @@ def test_a_launch_whose_processes_cannot_meet_is_refused() -> None:
         ConfigError, match="HOROVOD_SIZE: is 2: a launcher of Horovod started 2 processes, which cannot"
     ):
         find_rendezvous(Config(), {"HOROVOD_SIZE": "2"})
+
+
+def test_processes_of_mpirun_are_no_member_of_an_elastic_job() -> None:
+    """Each of them would take the member's place, and train alone."""
+    member = MemberEnvironment(number=0, launcher="127.0.0.1:1", secret=b"outer").write()
+    with pytest.raises(ConfigError, match="OMPI_COMM_WORLD_SIZE: is 2: mpirun of Open MPI started 2 processes"):
+        find_rendezvous(Config(), member | {"OMPI_COMM_WORLD_SIZE": "2"})
 
 
 @pytest.fixture
