@@ -221,6 +221,16 @@ def test_programs_of_horovod_find_its_names(speech: None, tmp_path: Path) -> Non
         assert {each["name"] for each in trace.others} == {"plan"}
 
 
+def test_a_generation_keeps_the_timeline_of_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    for generation in (0, 1):
+        context = Context(SoloRendezvous(generation), Config(timeline=str(path)))
+        with context, use(context):
+            hvd.allreduce(np.ones(4), name=f"in_{generation}")
+    assert tensors(path) == ["allreduce.in_0"]
+    assert tensors(tmp_path / "trace.generation1.json") == ["allreduce.in_1"]
+
+
 def test_what_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     def body(context: Context) -> None:
         hvd.start_timeline(tmp_path / "good.json")

@@ -48,7 +48,8 @@ class Context:
         here = host_identity() if host is None else host
         with ExitStack() as failing, naming_process_limit(RendezvousError):
             # Open the files first, so that an unwritable path is reported before anything starts.
-            self._monitors = Monitors(rendezvous.rank, rendezvous.size, here, self.config)
+            generation = 0 if members else rendezvous.generation
+            self._monitors = Monitors(rendezvous.rank, rendezvous.size, here, self.config, generation)
             failing.callback(self._monitors.close)
             if rendezvous.rank == 0 and not members:
                 warn_of_idle(self.config)  # once in a job

@@ -11,6 +11,13 @@ def timeline_path(path: str | os.PathLike[str], rank: int) -> Path:
     return whole if rank == 0 else whole.with_name(f"{whole.stem}.rank{rank}{whole.suffix}")
 
 
+def generation_path(path: str | os.PathLike[str], generation: int) -> Path:
+    """Return the path for the ranks of a generation of an elastic job: `path` for the first one, number 0, and
+    `<stem>.generation<g><suffix>` beside it for generation g."""
+    whole = Path(path)
+    return whole if generation == 0 else whole.with_name(f"{whole.stem}.generation{generation}{whole.suffix}")
+
+
 def sibling_paths(path: Path) -> list[Path]:
     """Return the files of the other ranks beside `path`, the file of rank 0, by rank; none if it is another rank's."""
     name = re.compile(rf"{re.escape(path.stem)}\.rank([1-9][0-9]*){re.escape(path.suffix)}")
