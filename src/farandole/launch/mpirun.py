@@ -26,7 +26,7 @@ from farandole.launch.backends.ssh import Ssh
 from farandole.launch.environment import with_settings
 from farandole.launch.hosts import fill_slots, parse_hosts, read_hostfile
 from farandole.launch.options import Given, shell_words
-from farandole.topology import interface_names
+from farandole.topology import OF_ONE_PROCESS, interface_names
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ def prepare(
     Raises `ConfigError` if there is no launcher, or it does not support the request."""
     launcher = Launcher.find(environment)
     # Unlike with farandole's launcher, Python's output stays buffered: Open MPI tags every piece of a line.
-    env = dict(environment)
+    env = {name: value for name, value in environment.items() if name not in OF_ONE_PROCESS}
     if asked.tcp and fabric == "auto":
         env["FARANDOLE_FABRIC"] = "tcp"
     if asked.interfaces:

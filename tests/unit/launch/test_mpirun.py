@@ -12,7 +12,7 @@ import pytest
 from farandole.compat.horovodrun import make_parser, run_commandline
 from farandole.compat.mpirun import main as stand_in
 from farandole.errors import ConfigError, SlotsError
-from farandole.launch.mpirun import Asked, Launcher, command_of, is_asked
+from farandole.launch.mpirun import Asked, Launcher, command_of, is_asked, prepare
 from farandole.launch.options import Given
 
 SAYS = {
@@ -126,6 +126,15 @@ def test_where_the_ranks_run(tmp_path: Path) -> None:
     assert asked("--mpi", "-np", "4", env={"SLURM_JOB_ID": "7"}).hosts == ()  # mpirun knows them
     with pytest.raises(SlotsError):
         line(OPEN_MPI_4, "-H", "h1:3")
+
+
+def test_mpirun_within_a_rank_does_not_hand_on_its_place(tmp_path: Path) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\necho '{SAYS['Open MPI']}'\n")
+    mpirun.chmod(0o755)
+    place = {"FARANDOLE_RANK": "0", "FARANDOLE_SIZE": "1", "FARANDOLE_SECRET": "00", "FARANDOLE_MEMBER": "2"}
+    env = prepare(asked("--mpi", "-np", "2"), ["true"], {"PATH": str(tmp_path), "MINE": "x", **place}, "auto")[2]
+    assert env["MINE"] == "x" and not env.keys() & place.keys()
 
 
 @pytest.mark.parametrize("name", SAYS)
