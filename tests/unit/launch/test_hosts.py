@@ -203,7 +203,9 @@ def test_nodes_of_an_allocation_are_reached_by_srun(slurm: dict[str, str], monke
 def test_a_job_of_lsf_on_this_machine_alone_needs_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LSB_MCPU_HOSTS", "localhost 2")
     assert choose_backend(None, None, 3, Ssh()).hosts == (Host("localhost", 3),)
-    monkeypatch.setenv("LSB_MCPU_HOSTS", "localhost 2 other.invalid 4")
-    with pytest.raises(ConfigError, match=r"-H localhost:2,other\.invalid:4, or -H localhost:N for this one"):
+    monkeypatch.setenv("LSB_MCPU_HOSTS", "localhost 2 other.invalid 4 localhost 1")
+    with pytest.raises(
+        ConfigError, match=r"-H localhost:2,other\.invalid:4,localhost:1, or -H localhost:N for this one"
+    ):
         choose_backend(None, None, 3, Ssh())
     assert choose_backend("localhost:3", None, 3, Ssh()).hosts == (Host("localhost", 3),)

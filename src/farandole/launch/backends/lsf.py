@@ -30,8 +30,8 @@ class LsfJob(Site):
         Otherwise all ranks would start on this one: raises `ConfigError`, with the options that name the hosts."""
         if num_proc and all(map(is_local, self.words[::2])):
             return (Host("localhost", num_proc),)
-        hosts = dict(zip(self.words[::2], self.words[1::2], strict=False))
-        named = ",".join(f"{host}:{slots}" for host, slots in hosts.items())
+        # A host may be listed several times, which -H allows, too.
+        named = ",".join(f"{host}:{slots}" for host, slots in zip(self.words[::2], self.words[1::2], strict=False))
         raise ConfigError(
             VARIABLE,
             f"is {' '.join(self.words)}; say which of these hosts to use: -H {named}, or -H localhost:N for this one",
