@@ -17,6 +17,8 @@ _NO_SLOTS = ("max_slots", "max-slots", "slots_max", "slots-max")
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
     """Read "host1:2,host2:4,[fd00::1]:2"; a host without a number has one slot."""
+    if not isinstance(text, str):
+        raise ConfigError("hosts", f"must be a text such as 'host1:2,host2:2', got {text!r}")
     return tuple(_host(each.strip(), *_split(each.strip(), "hosts"), "hosts") for each in text.split(","))
 
 

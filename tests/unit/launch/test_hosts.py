@@ -18,6 +18,11 @@ def test_parse_hosts() -> None:
     assert parse_hosts("a:2, b:4,c") == (Host("a", 2), Host("b", 4), Host("c", 1))
 
 
+def test_hosts_are_a_text() -> None:
+    with pytest.raises(ConfigError, match=r"hosts: must be a text such as 'host1:2,host2:2', got \['a:2'\]"):
+        choose_backend(["a:2"], None, 2, Ssh())  # type: ignore[arg-type]
+
+
 def test_addresses_of_ipv6_stand_in_brackets(tmp_path: Path) -> None:
     assert parse_hosts("[fd00::1]:2,me@[fd00::2],[::1]") == (Host("fd00::1", 2), Host("me@fd00::2", 1), Host("::1", 1))
     file = tmp_path / "hosts"
