@@ -47,6 +47,7 @@ class Launcher:
     least: int = 2  # the smallest value of that variable, or of `rank` without it, that shows a launch
     when: Callable[[Mapping[str, str]], bool] = _always  # a further sign of it
     innermost: str = ""  # the variable that shows that no other launcher is within this one
+    local: str = ""  # the variable with the number of this process on its host
     ours: bool = False  # farandole's launchers set these variables, too
     meet: str = ""  # "module:function" of type `meeting.launched.Meet`; "": its processes cannot meet
     needs: Sequence[str] = ()  # variables without which they cannot meet
@@ -61,33 +62,45 @@ class Launcher:
 _MPI = "farandole.meeting.launched.mpi:meet_by_mpi"
 _FOLDER = "farandole.meeting.launched.slurm:meet_by_folder"
 _OPEN_MPI = ("libmpi.so.40",)
+_HYDRA = "MPI_LOCALRANKID"
 _MPICH = ("libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1", "libmpi_abi.so.0")
 
 # The first launch of several processes counts: a process that `mpirun` starts within a Slurm job has the variables of
 # both. torchrun is the innermost launcher where it shows itself: mpirun and srun start it once per host.
 LAUNCHERS = (
-    Launcher("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "mpirun", meet=_MPI, mpi=_OPEN_MPI),
+    Launcher(
+        *("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "mpirun"),
+        local="OMPI_COMM_WORLD_LOCAL_RANK",
+        meet=_MPI,
+        mpi=_OPEN_MPI,
+    ),
     Launcher("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "mpirun", meet=_MPI, mpi=_MPICH),
     Launcher("mpirun of MVAPICH", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_RANK", "mpirun", meet=_MPI, mpi=_MPICH),
-    Launcher("mpiexec of MPICH or Intel MPI", "PMI_SIZE", "PMI_RANK", "mpiexec", meet=_MPI, mpi=_MPICH),
-    Launcher("mpiexec of MPICH or Intel MPI", "MPI_LOCALNRANKS", "PMI_RANK", "mpiexec", meet=_MPI, mpi=_MPICH),
+    Launcher("mpiexec of MPICH or Intel MPI", "PMI_SIZE", "PMI_RANK", "mpiexec", local=_HYDRA, meet=_MPI, mpi=_MPICH),
+    Launcher(
+        "mpiexec of MPICH or Intel MPI", "MPI_LOCALNRANKS", "PMI_RANK", "mpiexec", local=_HYDRA, meet=_MPI, mpi=_MPICH
+    ),
     Launcher(
         *("mpiexec of MPICH or Intel MPI", "", "PMI_ID", "mpiexec"),
         least=0,
         when=_has_port_of_pmi,
+        local=_HYDRA,
         meet=_MPI,
         mpi=_MPICH,
     ),
-    Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", meet=_FOLDER),
+    Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", local="SLURM_LOCALID", meet=_FOLDER),
     Launcher("a launcher of Horovod", "HOROVOD_SIZE", "HOROVOD_RANK", ours=True),
     Launcher(
         *("torchrun, or a launcher like it,", "WORLD_SIZE", "RANK", "torchrun"),
         innermost="TORCHELASTIC_RUN_ID",
+        local="LOCAL_RANK",
         ours=True,
         meet="farandole.torch.distributed.exchange:meet_by_store",
         needs=("RANK", "MASTER_ADDR", "MASTER_PORT"),
     ),
-    Launcher("srun", "SLURM_NTASKS", "SLURM_PROCID", "srun", when=_in_step_of_srun, meet=_FOLDER),
+    Launcher(
+        *("srun", "SLURM_NTASKS", "SLURM_PROCID", "srun"), local="SLURM_LOCALID", when=_in_step_of_srun, meet=_FOLDER
+    ),
     Launcher("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),  # with Spectrum MPI the first row counts
     Launcher("a launcher with PMIx", "", "PMIX_RANK", least=1),
 )
@@ -120,6 +133,10 @@ class OtherLaunch:
     def by_mpi(self) -> bool:
         """Return whether the processes meet by MPI."""
         return bool(self.launcher.mpi)
+
+    def local_rank(self, env: Mapping[str, str]) -> int | None:
+        """Return the number of this process on its host, as its launcher counts; None if the launcher does not say."""
+        return _number(env, self.launcher.local) if env.get(self.launcher.local) else None
 
     def __str__(self) -> str:
         if self.size is None:

@@ -2,6 +2,7 @@
 the pods of an Indexed Job."""
 
 import importlib
+import logging
 import os
 from collections.abc import Mapping
 from typing import Protocol
@@ -11,7 +12,7 @@ from farandole.errors import ConfigError
 from farandole.meeting.frames import Deadline
 from farandole.meeting.launched.communicators import Communicator, warn_of_lone_processes
 from farandole.meeting.launched.elastic import MemberEnvironment, meet_in_elastic_job
-from farandole.meeting.launched.hosted import meet
+from farandole.meeting.launched.hosted import HostedRendezvous, meet
 from farandole.meeting.launched.indexed_job import warn_of_lone_pods
 from farandole.meeting.launched.mpi import MpiExchange
 from farandole.meeting.launched.operator import require_listed_host
@@ -20,6 +21,9 @@ from farandole.other_launchers import CLUSTERS, OtherLaunch, find_other_launch, 
 from farandole.topology import JobEnvironment
 
 __all__ = ["Meet", "find_rendezvous"]
+
+
+log = logging.getLogger(__name__)
 
 
 class Meet(Protocol):
@@ -62,7 +66,27 @@ def find_rendezvous(
         warn_of_lone_pods(env)
     if found is None or not found.launcher.meet:
         return from_environment(env)
-    return _load(found)(found, config, env)
+    met = _load(found)(found, config, env)
+    if isinstance(met, HostedRendezvous):
+        _warn_of_containers(found, met, env)
+    return met
+
+
+def _warn_of_containers(found: OtherLaunch, met: HostedRendezvous, env: Mapping[str, str]) -> None:
+    """Warn if the launcher counts more processes on this machine before this one than there are ranks on its host.
+
+    Programs choose their GPU by `local_rank()`, so several of them would use the same one."""
+    theirs, ours = found.local_rank(env), met.hosts[: met.rank].count(met.hosts[met.rank]) if met.hosts else 0
+    if met.hosts and theirs is not None and theirs > ours:
+        log.warning(
+            "rank %d has local_rank() %d, but %s=%s: its container shares /dev/shm or the network with fewer ranks "
+            "than the machine runs. Let containers of one machine share both, or choose GPUs by %s",
+            met.rank,
+            ours,
+            found.launcher.local,
+            env[found.launcher.local],
+            found.launcher.local,
+        )
 
 
 def _load(found: OtherLaunch) -> Meet:

@@ -14,6 +14,7 @@ import pytest
 
 from farandole.config import Config
 from farandole.errors import ConfigError, RendezvousError
+from farandole.meeting import launched
 from farandole.meeting.addresses import join_address
 from farandole.meeting.frames import Deadline, encode
 from farandole.meeting.launched import find_rendezvous, hosted, mpi_library
@@ -214,6 +215,29 @@ def test_processes_of_mpirun_are_no_member_of_an_elastic_job() -> None:
     member = MemberEnvironment(number=0, launcher="127.0.0.1:1", secret=b"outer").write()
     with pytest.raises(ConfigError, match="OMPI_COMM_WORLD_SIZE: is 2: mpirun of Open MPI started 2 processes"):
         find_rendezvous(Config(), member | {"OMPI_COMM_WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "local_rank", "warns"),
+    [
+        ("aa", "1", False),
+        ("ab", "1", True),
+        ("ab", "0", False),
+        ("ab", "", False),
+        ("", "1", False),
+        ("aa", "0", False),
+    ],
+)
+def test_containers_that_hide_ranks_of_their_machine_are_named(
+    hosts: str, local_rank: str, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise all ranks of the machine would take its first GPU."""
+    met = HostedRendezvous(["127.0.0.1:1"], 1, 2, b"secret", None)
+    met.hosts = list(hosts)
+    monkeypatch.setattr(launched, "_load", lambda found: lambda *_: met)
+    env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": local_rank}
+    assert find_rendezvous(Config(), env) is met
+    assert ("rank 1 has local_rank() 0, but SLURM_LOCALID=1: its container shares" in caplog.text) == warns
 
 
 @pytest.fixture
