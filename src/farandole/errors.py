@@ -361,8 +361,8 @@ class CollectiveTimeout(CollectiveError, HorovodInternalError, TimeoutError):
         who = spell_ranks(self.missing) if self.missing else "the other ranks"
         super().__init__(
             name,
-            f"waited {waited:.3g} s for {who}; see what {who} did instead (every rank must submit "
-            "the same operations), or raise the timeout (collective_timeout, FARANDOLE_COLLECTIVE_TIMEOUT)",
+            f"waited {waited:.3g} s for {who}; see what {who} did instead (every rank must submit the same operations)"
+            ", or raise the timeout (FARANDOLE_COLLECTIVE_TIMEOUT, or FARANDOLE_STALL_SHUTDOWN_TIME if shorter)",
         )
         self.args = (name, self.missing, waited)
 

@@ -96,7 +96,7 @@ SAMPLES = [
     (
         CollectiveTimeout("grad", (2,), 600.0),
         TimeoutError,
-        ["'grad': waited 600 s for rank 2", "FARANDOLE_COLLECTIVE_TIMEOUT"],
+        ["'grad': waited 600 s for rank 2", "FARANDOLE_COLLECTIVE_TIMEOUT", "FARANDOLE_STALL_SHUTDOWN_TIME"],
     ),
     (PeerLost("grad", 3, "was killed or crashed"), ConnectionError, ["rank 3 is lost (was killed or crashed)"]),
     (HorovodInternalError("start over"), RuntimeError, ["start over"]),
