@@ -253,12 +253,12 @@ void define_plugins(nb::module_& m) {
       .def_prop_ro("number", &plugins::RankEngines::number)
       .def(
           "add",
-          [](plugins::RankEngines& engines, int32_t process_set, const Calls* calls) {
-            if (calls == nullptr) engines.add(process_set, nullptr, nullptr);
-            else engines.add(process_set, calls->engine(), calls->staging());
+          [](plugins::RankEngines& engines, const std::vector<int32_t>& set_ranks, const Calls* calls) {
+            if (calls == nullptr) return engines.add(set_ranks, nullptr, nullptr);
+            return engines.add(set_ranks, calls->engine(), calls->staging());
           },
-          "process_set"_a, "engine"_a.none())
-      .def("remove", &plugins::RankEngines::remove, "process_set"_a)
+          "set_ranks"_a, "engine"_a.none())
+      .def("remove", &plugins::RankEngines::remove, "address"_a)
       .def("close", &plugins::RankEngines::close);
   m.def("core_table", [] { return reinterpret_cast<uintptr_t>(&plugins::core_table()); });
 }

@@ -22,7 +22,7 @@ struct Tensor {
 /// One operation, or a group of operations, none of which begins before all are ready on all ranks.
 struct Request {
   int32_t rank_id;      // see RankEngines
-  int32_t process_set;  // the set's number; 0: all ranks
+  int32_t process_set;  // the set's address, see RankEngines; 0: all ranks
   int32_t kind;         // Kind
   int32_t op;           // ReduceOp
   int32_t root;         // index in the process set

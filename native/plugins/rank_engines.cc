@@ -1,11 +1,13 @@
 #include "plugins/rank_engines.h"
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/fork.h"
 #include "plugins/blocking.h"
@@ -22,7 +24,7 @@ struct Member {
 
 struct Rank {
   int32_t local_rank, local_size;
-  std::map<int32_t, Member> sets;
+  std::map<int32_t, Member> sets;  // by address
 };
 
 /// The ranks of one process that have been started.
@@ -30,6 +32,7 @@ struct Ranks {
   const uint32_t fork = fork_number();
   std::mutex mu;
   std::map<int32_t, Rank> by_id;
+  std::vector<std::vector<int32_t>> known_sets{{}};  // the ranks of each process set, by address; never shrinks
 };
 
 namespace {
@@ -74,6 +77,12 @@ Rank& rank_of(Ranks& all, int32_t rank_id) {
   return rank->second;
 }
 
+std::string spelled(const std::vector<int32_t>& set_ranks) {
+  std::string text;
+  for (const int32_t rank : set_ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return text;
+}
+
 /// Throws Error and NotStarted.
 Addressed addressed(const Request& request) {
   Ranks& all = ranks();
@@ -81,11 +90,12 @@ Addressed addressed(const Request& request) {
   Rank& rank = rank_of(all, request.rank_id);
   const auto set = rank.sets.find(request.process_set);
   if (set == rank.sets.end())
-    throw NotStarted("process set " + std::to_string(request.process_set) +
+    throw NotStarted("the process set of ranks " +
+                     spelled(all.known_sets.at(static_cast<size_t>(request.process_set))) +
                      " is not there (any more); every rank has to call add_process_set first");
   if (set->second.engine == nullptr)
-    throw Error::invalid(request.name, "this rank is not a member of the provided process set, number " +
-                                           std::to_string(request.process_set));
+    throw Error::invalid(request.name, "this rank is not a member of the provided process set of ranks " +
+                                           spelled(all.known_sets.at(static_cast<size_t>(request.process_set))));
   std::string name = request.name;
   if (name.ends_with('.')) name += std::to_string(set->second.asked[name]++);
   return {set->second.engine, set->second.staging, set->second.kept, name};
@@ -153,17 +163,23 @@ RankEngines::RankEngines(int32_t local_rank, int32_t local_size) : ranks_(ranks(
   ranks_.by_id.emplace(number_, Rank{local_rank, local_size, {}});
 }
 
-void RankEngines::add(int32_t process_set, std::shared_ptr<Engine> engine, std::shared_ptr<SharedStaging> staging) {
+int32_t RankEngines::add(const std::vector<int32_t>& set_ranks, std::shared_ptr<Engine> engine,
+                         std::shared_ptr<SharedStaging> staging) {
   const std::lock_guard lock(ranks_.mu);
-  if (open_) ranks_.by_id.at(number_).sets[process_set] = {std::move(engine), std::move(staging)};
+  auto& known = ranks_.known_sets;
+  const auto found = std::find(known.begin(), known.end(), set_ranks);
+  const auto address = static_cast<int32_t>(found - known.begin());
+  if (found == known.end()) known.push_back(set_ranks);
+  if (open_) ranks_.by_id.at(number_).sets[address] = {std::move(engine), std::move(staging)};
+  return address;
 }
 
-void RankEngines::remove(int32_t process_set) {
+void RankEngines::remove(int32_t address) {
   Member gone;  // perhaps the last reference: an engine must not end under the lock
   const std::lock_guard lock(ranks_.mu);
   if (!open_) return;
   auto& sets = ranks_.by_id.at(number_).sets;
-  if (const auto found = sets.find(process_set); found != sets.end()) {
+  if (const auto found = sets.find(address); found != sets.end()) {
     gone = std::move(found->second);
     sets.erase(found);
   }

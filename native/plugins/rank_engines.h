@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "engine/shared_staging.h"
 #include "plugins/core_table.h"
@@ -21,10 +22,14 @@ class RankEngines {
 
   [[nodiscard]] int32_t number() const { return number_; }
 
-  /// Sends requests of the process set to `engine` from now on, and those on device memory to `staging`. Null pointers
-  /// mean that this rank is not a member.
-  void add(int32_t process_set, std::shared_ptr<Engine> engine, std::shared_ptr<SharedStaging> staging);
-  void remove(int32_t process_set);
+  /// Sends requests of the process set that was made with `set_ranks` to `engine` from now on, and those on device
+  /// memory to `staging`. Null pointers mean that this rank is not a member. Returns the set's address, by which
+  /// requests name it: 0 without `set_ranks`, for the set of all ranks. Within a process an address belongs to one list
+  /// of ranks for ever, so a graph that was traced for one set never runs over another one, unlike with the sets'
+  /// numbers.
+  int32_t add(const std::vector<int32_t>& set_ranks, std::shared_ptr<Engine> engine,
+              std::shared_ptr<SharedStaging> staging);
+  void remove(int32_t address);
 
   /// Frees the number. Idempotent.
   void close();

@@ -247,6 +247,26 @@ def test_process_sets() -> None:
         np.testing.assert_array_equal(results[rank], [[1, 1], [2, 2]])
 
 
+def test_a_program_never_runs_over_another_process_set_of_the_same_number() -> None:
+    def body(context: Context) -> list[float]:
+        pair = hvd.add_process_set([0, 1])
+        number, program = pair.process_set_id, jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=pair))
+        found = [float(program(1.0))] if pair.included() else []
+        hvd.remove_process_set(pair)
+        alone = hvd.add_process_set([0])
+        assert alone.process_set_id == number
+        if found:
+            with pytest.raises(
+                jax.errors.JaxRuntimeError, match=r"process set of ranks 0, 1 is not there \(any more\)"
+            ):
+                program(1.0).block_until_ready()
+        hvd.add_process_set(pair)
+        assert pair.process_set_id != number
+        return [*found, float(program(1.0))] if found else []
+
+    assert run_ranks(3, body) == [[2, 2], [2, 2], []]
+
+
 def test_errors() -> None:
     def body(context: Context) -> None:
         with pytest.raises(MismatchError, match="differs between ranks"):

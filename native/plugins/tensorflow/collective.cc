@@ -269,10 +269,9 @@ void answer(void* node, TF_OpKernelContext* context) {
   Status status;
   plugins::Place place{};
   if (core == nullptr || core->find(question.rank_id, question.process_set, &place) != 0) {
-    const std::string set = std::to_string(question.process_set);
     status.set(kFailedPrecondition, question.process_set == 0
                                         ? "farandole is not initialized in this process; call init() first"
-                                        : ("process set " + set + " is not there (any more)").c_str());
+                                        : "the process set is not there (any more)");
     return tf.OpKernelContext_Failure(context, status.get());
   }
   const std::array<int32_t, 5> answers{place.rank, place.size, place.local_rank, place.local_size,

@@ -12,7 +12,6 @@ from farandole.core.monitoring.monitors import Monitors, warn_of_idle
 from farandole.core.monitoring.stopped import watched_processes
 from farandole.core.monitoring.timeline import Timeline
 from farandole.core.process_sets.agreement import Sets
-from farandole.core.process_sets.registry import GLOBAL
 from farandole.core.wiring.connect import connect
 from farandole.core.wiring.start import first_knobs, start_engine
 from farandole.errors import RendezvousError
@@ -60,7 +59,7 @@ class Context:
             processes = {} if members else watched_processes(self.topology, connections.companions)
             self.engine = start_engine(connections, self.config, members=members, process_set=process_set)
             self._engines = RankEngines(self.local_rank, self.local_size)
-            self._engines.add(GLOBAL, self.engine)
+            self._engines.add((), self.engine)
             self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._monitors, self._engines)
             failing.callback(self.shutdown)  # else the other ranks would wait for the engine
             self._monitors.follow(self.engine, self.rank)

@@ -1,4 +1,4 @@
-"""Interface to the plugins of frameworks: the core's function table, and the numbers of ranks and process sets."""
+"""Interface to the plugins of frameworks: the core's function table, and the addresses of ranks and process sets."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from farandole.core.process_sets.process_set import GlobalProcessSet, ProcessSet
 from farandole.core.process_sets.registry import GLOBAL
 from farandole.errors import InvalidRequest
 
-Address = tuple[int, int]  # the caller's rank id, and the number of a process set
+Address = tuple[int, int]  # the caller's rank id, and the address of a process set
 
 
 def plugin_path(framework: str) -> Path:
@@ -30,10 +30,10 @@ def address_of(process_set: ProcessSet, what: str) -> Address:
     if isinstance(process_set, GlobalProcessSet):
         return default.context().rank_id if default.is_initialized() else 0, GLOBAL
     require_registered(process_set, what)
-    number = process_set.process_set_id
-    assert number is not None
+    address = default.context().sets.address_of(process_set)
+    assert address is not None
     if not process_set.included():
         raise InvalidRequest(
             what, f"Rank {default.rank()} is not a member of the provided process set, {process_set!r}"
         )
-    return default.context().rank_id, number
+    return default.context().rank_id, address

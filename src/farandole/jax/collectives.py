@@ -84,7 +84,7 @@ class Communicators:
         self._context = context
 
     def split(self, color: int, key: int) -> tuple[int, Sequence[int]]:
-        """Return the process set of the ranks that give the same `color`, and these ranks in the order of their keys.
+        """Return the address of the process set of the ranks that give the same `color`, and these ranks by their keys.
 
         Blocks until all ranks of the job have called; raises the errors of collectives, and `InvalidRequest` if the
         keys of a color are not 0, 1, 2 and so on."""
@@ -100,18 +100,18 @@ class Communicators:
         for each, ranks in sorted(parts.items()):
             if sorted(ranks) != list(range(len(ranks))):
                 raise _not_one_mesh(each)
-        numbers = {each: self._set_of(sorted(ranks.values())) for each, ranks in sorted(parts.items())}
-        return numbers[color], [rank for _, rank in sorted(parts[color].items())]
+        addresses = {each: self._set_of(sorted(ranks.values())) for each, ranks in sorted(parts.items())}
+        return addresses[color], [rank for _, rank in sorted(parts[color].items())]
 
     def _set_of(self, ranks: list[int]) -> int:
         sets, key = self._context.sets, tuple(ranks)
         if len(ranks) == self._context.size:
             return 0
-        if sets.number_of(key) is None:
+        if sets.address_of(key) is None:
             sets.add(key, ranks)
-        number = sets.number_of(key)
-        assert number is not None
-        return number
+        address = sets.address_of(key)
+        assert address is not None
+        return address
 
 
 def _not_one_mesh(color: int) -> InvalidRequest:

@@ -3,9 +3,10 @@
 import tensorflow as tf
 
 from farandole.core import default
-from farandole.core.plugins import address_of
+from farandole.core.plugins import Address, address_of
 from farandole.core.process_sets.process_set import global_process_set
 from farandole.core.process_sets.registry import GLOBAL
+from farandole.errors import InvalidRequest
 from farandole.tensorflow import nodes
 
 # Indexes into the plugin's `Place`.
@@ -42,6 +43,12 @@ def process_set_included_op(process_set_id: int = GLOBAL, name: str | None = Non
     return nodes.place(INCLUDED, _at(process_set_id), name)
 
 
-def _at(process_set: int) -> tuple[int, int]:
-    rank_id, _ = address_of(global_process_set, "place")
-    return rank_id, process_set
+def _at(process_set_id: int) -> Address:
+    rank_id, address = address_of(global_process_set, "place")
+    if process_set_id == GLOBAL:
+        return rank_id, address
+    # A function traced before `init()` finds the set with this number among those that the process makes first.
+    found = default.context().sets.address_of_number(process_set_id) if default.is_initialized() else process_set_id
+    if found is None:
+        raise InvalidRequest("place", f"process set {process_set_id} is not there (any more)")
+    return rank_id, found

@@ -18,7 +18,7 @@ from farandole.core.operations import kinds
 from farandole.core.operations.request import Request
 from farandole.core.process_sets.forming import Forming
 from farandole.core.process_sets.membership import Counters, Membership
-from farandole.core.process_sets.registry import Ranks, Registry
+from farandole.core.process_sets.registry import GLOBAL, Ranks, Registry
 from farandole.core.wiring.connect import connect
 from farandole.core.wiring.start import start_engine
 from farandole.errors import CollectiveError, EngineClosed, MismatchError, RendezvousError, spell_ranks
@@ -36,6 +36,7 @@ class _Set:
     ranks: Ranks  # none: the job has lost all of them
     membership: Membership | None  # None: this rank is not a member
     asked: Ranks  # the ranks that it was made with, and gets again if an elastic job has them again
+    address: int | None  # by which traced programs find it in this process; None while it has no ranks
 
 
 class Sets:
@@ -82,6 +83,17 @@ class Sets:
         known = self._sets.get(key)
         return None if known is None or not known.ranks else known.ranks
 
+    def address_of(self, key: object) -> int | None:
+        """Return the address by which traced programs find the set added under `key`; None as for `number_of`."""
+        known = self._sets.get(key)
+        return None if known is None else known.address
+
+    def address_of_number(self, number: int) -> int | None:
+        """Return the address of the set `number`; None without one."""
+        if number == GLOBAL:
+            return GLOBAL
+        return next((known.address for known in self._sets.values() if known.number == number), None)
+
     def carry(self, made: Mapping[object, tuple[int, Ranks]]) -> None:
         """Make the sets of an elastic job's last generation again, as rank 0 had `made` them.
 
@@ -90,17 +102,17 @@ class Sets:
         told = json.loads(self._gather(json.dumps(sorted(set(made.values()))).encode())[0])
         for number, asked in told:
             # Other than new sets, several may have the same ranks, such as all that are left.
-            size, membership = self._topology.size, None
+            size, membership, address = self._topology.size, None, None
             members = tuple(rank for rank in asked if rank < size)
             if members and number not in self._registry.sets:
                 self._generation += 1
                 membership = self._form(members, f"process set {number} ({spell_ranks(members)})")
                 self._registry.restore({number: members})
-                self._engines.add(number, None if membership is None else membership.engine)
+                address = self._engines.add(asked, None if membership is None else membership.engine)
             else:
                 members = ()
                 log.info("process set %d of ranks %s is not there while the job has %d ranks", number, asked, size)
-            known = _Set(number, members, membership, tuple(asked))
+            known = _Set(number, members, membership, tuple(asked), address)
             self._carried[known.asked] = known
             keys = [key for key, wanted in made.items() if wanted == (number, known.asked)]
             self._sets |= dict.fromkeys(keys or [known.asked], known)
@@ -127,8 +139,8 @@ class Sets:
             with self._closing:
                 if not self._closed:
                     self._registry.add(members)
-                    self._sets[key] = _Set(number, members, membership, members)
-                    self._engines.add(number, None if membership is None else membership.engine)
+                    address = self._engines.add(members, None if membership is None else membership.engine)
+                    self._sets[key] = _Set(number, members, membership, members, address)
                     return
             self._end(membership)
             raise EngineClosed("it was shut down while a process set was added")
@@ -173,7 +185,8 @@ class Sets:
                     self._sets = {other: each for other, each in self._sets.items() if each is not known}
                     self._carried.pop(known.asked, None)
                     self._registry.remove(known.number)
-                    self._engines.remove(known.number)
+                    assert known.address is not None
+                    self._engines.remove(known.address)
             return True
 
     def shutdown(self) -> None:
