@@ -90,6 +90,30 @@ def test_compiled_models(backend: str) -> None:
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
+def train_by_compiled_steps(context: Context) -> torch.Tensor:
+    net = torch.nn.Linear(3, 1)
+    torch.nn.init.constant_(net.weight, 0.5)
+    torch.nn.init.zeros_(net.bias)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters())
+
+    @torch.compile(backend="eager")
+    def step(rows: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        net(rows).sum().backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step(torch.full((2, 3), float(context.rank)))
+    return values(net)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_steps() -> None:
+    # The mean gradient is 2 * (0 + 1) / 2 for each weight, and 2 for the bias.
+    for got in run_ranks(2, train_by_compiled_steps, how="processes", framework="torch"):
+        torch.testing.assert_close(got, torch.tensor([0.2, 0.2, 0.2, -0.6], dtype=got.dtype))
+
+
 def train_by_compiled_autograd(context: Context) -> torch.Tensor:
     from torch._dynamo.compiled_autograd import _enable
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.utils.hooks import RemovableHandle
 
 from farandole.core.operations import kinds
@@ -255,6 +256,8 @@ class Reducer:
             held, self._held, self._held_bytes = self._held, {}, 0
             self._fly(list(held), list(held.values()), partial(self._reduce_each, wake=wake))
 
+    # A compiler leaves this to Python where it compiles a whole step, with its backward pass.
+    @_disable_dynamo
     def _fly(self, places: Sequence[int], gradients: list[torch.Tensor], start: Start) -> None:
         with as_they_are():
             in_place = self._options.compression is Compression.none and all(map(torch.Tensor.is_contiguous, gradients))
