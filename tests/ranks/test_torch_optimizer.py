@@ -347,6 +347,28 @@ def test_parameters_that_are_frozen_and_thawed() -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
+def test_a_group_does_not_move_parameters_that_are_frozen_later() -> None:
+    def body(context: Context) -> list[torch.Tensor | None]:
+        net = torch.nn.Linear(2, 2)
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        optimizer = hvd.DistributedOptimizer(sgd, net.named_parameters(), groups=1)
+        kept: list[torch.Tensor | None] = []
+        for frozen in (False, True, False):
+            net.bias.requires_grad_(not frozen)
+            optimizer.zero_grad()
+            net(torch.full((1, 2), context.rank + 1.0)).sum().backward()
+            before = net.bias.detach().clone()
+            optimizer.step()
+            assert torch.equal(net.bias, before) == frozen
+            kept.append(net.bias.grad)
+        return kept
+
+    for first, second, third in run_ranks(2, body):
+        assert second is None
+        torch.testing.assert_close(first, torch.ones(2))
+        torch.testing.assert_close(third, torch.ones(2))
+
+
 def test_parameters_added_later_are_reduced_too() -> None:
     def body(context: Context) -> list[torch.Tensor]:
         first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)

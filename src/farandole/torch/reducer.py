@@ -70,6 +70,8 @@ class Reducer:
         # autograd runs the hooks in one thread per device. Held for changes of the fields, never during a wait.
         self._changing = threading.RLock()
         self._sparse: set[int] = set()
+        # Frozen parameters whose gradients are zeros for the sake of their group, until the end of the step.
+        self._frozen: set[int] = set()
         self._hooks: dict[int, RemovableHandle] = {}
         # Not at exit: the hooks die with the process anyway.
         weakref.finalize(self, _remove_hooks, self._hooks).atexit = False
@@ -165,7 +167,7 @@ class Reducer:
         `InvalidRequest` if gradients were read before one was reduced that only other ranks had."""
         failed: list[Exception] = []
         late = [] if self._passes.all_due else self._passes.rest(self._wanted())
-        looked_at = self._looked_at
+        looked_at, frozen = self._looked_at, self._frozen
         try:
             for group in late:
                 _collect(partial(self._start, group), failed)
@@ -176,6 +178,10 @@ class Reducer:
             self.reset()
         if failed:
             raise failed[0]
+        for parameter in map(self._parameters.__getitem__, frozen):
+            # An optimizer would decay the parameter, and move it by its momentum. All ranks have the same gradient.
+            if parameter.grad is not None and not parameter.grad.any():
+                parameter.grad = None
         if looked_at:
             self._refuse_late(late)
         self.watch()
@@ -213,6 +219,7 @@ class Reducer:
             for parameter in self._parameters:
                 InFlight.uncover(parameter)
             self._flights.clear()
+            self._frozen = set()
             self._looked_at = False
 
     def rejoin(self) -> bool:
@@ -297,6 +304,8 @@ class Reducer:
         parameter = self._parameters[place]
         gradient = parameter.grad
         if gradient is None:
+            if not parameter.requires_grad:
+                self._frozen.add(place)
             # Other ranks may have one. If it was sparse before, theirs is sparse again.
             gradient = torch.zeros_like(parameter, requires_grad=False)
             parameter.grad = gradient = gradient.to_sparse(1) if place in self._sparse else gradient
