@@ -10,6 +10,7 @@ import torch
 
 import farandole.torch as hvd
 from farandole.core.context import Context
+from farandole.errors import InvalidRequest
 from helpers.bindings import SIZES
 from helpers.ranks import run_ranks
 
@@ -287,6 +288,20 @@ def test_all_names_of_a_backward_pass_differ() -> None:
         sum(each.sum() for output in outputs for each in output).backward()
 
     run_ranks(3, body)
+
+
+# torch compiles derivatives by torch.jit when the mode is first used.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_tangents_of_the_forward_mode_are_refused() -> None:
+    def body(context: Context) -> None:
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(torch.ones(2), torch.ones(2))
+            for operation in (hvd.allreduce, hvd.allgather, hvd.allreduce_, lambda x: hvd.grouped_allreduce([x])):
+                with pytest.raises(InvalidRequest, match="no forward-mode derivative"):
+                    operation(dual)
+            assert hvd.allreduce(torch.ones(2)).tolist() == [1, 1]
+
+    run_ranks(1, body)  # the mode is one of the process, whose threads the ranks would be
 
 
 def test_adasum_says_that_it_has_no_gradient() -> None:

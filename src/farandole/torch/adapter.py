@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.autograd import graph
+from torch.autograd import forward_ad, graph
 from torch.utils.dlpack import from_dlpack
 
 from farandole.core.operations.adapter import DeviceResult
@@ -44,17 +44,21 @@ class TorchAdapter:
     own_type = None
 
     def check(self, tensor: torch.Tensor, name: str) -> None:
-        """Refuse anything but a tensor, and negated views: they are contiguous, but their memory has the wrong
-        signs."""
+        """Refuse anything but a tensor, negated views, which are contiguous although their memory has the wrong signs,
+        and tensors of forward-mode differentiation, whose tangents would be lost."""
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"'{name}': expected a torch tensor, got {type(tensor).__name__}")
         if tensor.is_neg():
             raise InvalidRequest(name, "the tensor is a lazily negated view; pass tensor.resolve_neg()")
+        if _is_differentiating() and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise InvalidRequest(
+                name, "operations have no forward-mode derivative; use backward(), or pass unpack_dual(tensor).primal"
+            )
 
     def overwrite(self, tensor: torch.Tensor, name: str) -> None:
         """Check, and mark the tensor as changed."""
         try:
-            wrong = _is_neg(tensor)
+            wrong = _is_neg(tensor) or _is_differentiating()
         except TypeError:  # no tensor
             wrong = True
         if wrong:
@@ -64,7 +68,7 @@ class TorchAdapter:
     def check_each(self, tensors: Sequence[torch.Tensor], name: str) -> None:
         """Check all, without a Python call per tensor."""
         try:
-            wrong = any(map(_is_neg, tensors))
+            wrong = any(map(_is_neg, tensors)) or _is_differentiating()
         except TypeError:
             wrong = True
         if wrong:
@@ -142,6 +146,11 @@ class TorchAdapter:
         """Return the tensor in `dtype`; differentiable."""
         assert isinstance(dtype, torch.dtype)
         return tensor.to(dtype)
+
+
+def _is_differentiating() -> bool:
+    """Return whether the program is within `forward_ad.dual_level()`, where tensors may have tangents."""
+    return forward_ad._current_level >= 0
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
