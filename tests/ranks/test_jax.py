@@ -267,6 +267,19 @@ def test_a_program_never_runs_over_another_process_set_of_the_same_number() -> N
     assert run_ranks(3, body) == [[2, 2], [2, 2], []]
 
 
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="this version of JAX has no jax.shard_map")
+def test_functions_mapped_over_devices_of_a_rank_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "local_device_count", lambda: 2)
+    mesh, rows = jax.sharding.AbstractMesh((2,), ("devices",)), jax.sharding.PartitionSpec("devices")
+
+    def body(context: Context) -> None:
+        mapped = jax.shard_map(hvd.allreduce, mesh=mesh, in_specs=rows, out_specs=rows)
+        with pytest.raises(InvalidRequest, match="mapped over 2 devices"):
+            jax.make_jaxpr(mapped)(jnp.ones(4))
+
+    run_ranks(1, body)
+
+
 def test_errors() -> None:
     def body(context: Context) -> None:
         with pytest.raises(MismatchError, match="differs between ranks"):

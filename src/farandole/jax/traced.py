@@ -3,6 +3,7 @@
 XLA starts independent calls in any order, which may differ between ranks. This is safe, because no call holds a thread
 while it waits, and each has a name of its own in its program."""
 
+import math
 import struct
 from weakref import WeakKeyDictionary
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.core import trace_ctx  # JAX has no public access to the program that is being traced
 from jax._src.interpreters.mlir import register_attribute_handler  # or to how a call's attributes are written
+from jax._src.mesh import get_abstract_mesh  # or, in the oldest versions, to the devices of a mapped function
 from jax.extend.mlir import ir
 
 from farandole.core.operations import kinds
@@ -72,11 +74,17 @@ def _is_tracing_program() -> bool:
 def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
     """Add the operation to the program. It runs with the program, even if its results are not used.
 
-    Raises `InvalidRequest` for an unsupported dtype, and if the shape of a result is not known at this point."""
+    Raises `InvalidRequest` for an unsupported dtype, within a function that is mapped over several devices of this
+    rank, and if the shape of a result is not known at this point."""
     request, (rank_id, process_set) = traced.request, traced.at
     in_program = _is_tracing_program()
     # Outside of a program the engine counts operations without a name.
     wire = f"{request.stem}.{request.name or ('traced' if in_program else 'unnamed.')}"
+    if (devices := _mapped_devices()) > 1 and jax.local_device_count() > 1:
+        # Each of them would make the call, and one rank's first device could meet another rank's second one.
+        raise InvalidRequest(
+            wire, f"this cannot be called in a function mapped over {devices} devices (jax.pmap, jax.shard_map)"
+        )
     for tensor in tensors:
         # XLA sees random keys as the integers that they are made of, with the layout of none before JAX 0.7.
         is_key = jnp.issubdtype(tensor.dtype, jax.dtypes.extended) and jax.__version_info__ >= (0, 7)
@@ -103,6 +111,13 @@ def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
     if request.kind != kinds.ALLTOALL:
         return tuple(results)
     return results[0], jnp.full(membership.size, tensors[0].shape[0] // membership.size, jnp.int32)
+
+
+def _mapped_devices() -> int:
+    """Return the number of devices that the function being traced is mapped over, of all processes."""
+    mesh = get_abstract_mesh()
+    # Not all versions of JAX tell the axes.
+    return math.prod(mesh.shape[axis] for axis in getattr(mesh, "manual_axes", ()))
 
 
 def _shape(
