@@ -267,6 +267,16 @@ def test_a_program_never_runs_over_another_process_set_of_the_same_number() -> N
     assert run_ranks(3, body) == [[2, 2], [2, 2], []]
 
 
+def test_random_keys_are_not_reduced() -> None:
+    def body(context: Context) -> None:
+        for operation in (hvd.allreduce, hvd.reducescatter):
+            for mode in MODES.values():
+                with pytest.raises(InvalidRequest, match="dtype key<fry> is not supported"):
+                    mode(operation)(jax.random.split(jax.random.key(0)))
+
+    run_ranks(1, body)
+
+
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="this version of JAX has no jax.shard_map")
 def test_functions_mapped_over_devices_of_a_rank_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "local_device_count", lambda: 2)

@@ -86,9 +86,11 @@ def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
             wire, f"this cannot be called in a function mapped over {devices} devices (jax.pmap, jax.shard_map)"
         )
     for tensor in tensors:
-        # XLA sees random keys as the integers that they are made of, with the layout of none before JAX 0.7.
+        # XLA sees random keys as the integers that they are made of, with the layout of none before JAX 0.7. A sum or
+        # an extreme of such integers is no key.
         is_key = jnp.issubdtype(tensor.dtype, jax.dtypes.extended) and jax.__version_info__ >= (0, 7)
-        if not is_key and (refusal := unsupported(tensor)):
+        is_moved = request.kind not in (kinds.ALLREDUCE, kinds.REDUCESCATTER)
+        if not (is_key and is_moved) and (refusal := unsupported(tensor)):
             raise InvalidRequest(wire, refusal)
     membership = membership_of(request.process_set, wire)
     root = membership.place_of(request.root, wire) if request.kind in kinds.ROOTED else 0
