@@ -357,6 +357,8 @@ def test_a_group_does_not_move_parameters_that_are_frozen_later() -> None:
             net.bias.requires_grad_(not frozen)
             optimizer.zero_grad()
             net(torch.full((1, 2), context.rank + 1.0)).sum().backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 100.0)  # waits for the group
+            torch.testing.assert_close(net.weight.grad, torch.full((2, 2), 1.5))
             before = net.bias.detach().clone()
             optimizer.step()
             assert torch.equal(net.bias, before) == frozen

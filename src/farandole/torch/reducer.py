@@ -53,6 +53,7 @@ class Reducer:
         self._names: list[str] = []
         self._origins: list[Origin] = []
         self._groups: list[list[int]] = []
+        self._in_groups: list[int] = []  # those that are reduced with others
         self._options = options
         self._request = Request(kinds.ALLREDUCE, reduction=options.sent, process_set=options.process_set)
         # None unless the compression feeds errors back.
@@ -106,7 +107,9 @@ class Reducer:
             self._origins.append(Origin(weakref.ref(parameter), partial(_looked, reducer, place)))
         self._parameters += names
         self._names += names.values()
-        self._groups += [[places[parameter] for parameter in group] for group in groups]
+        made = [[places[parameter] for parameter in group] for group in groups]
+        self._groups += made
+        self._in_groups += [place for group in made if len(group) > 1 for place in group]
 
     def set_passes(self, passes: int) -> None:
         """Reduce after this many backward passes, and reset the counts."""
@@ -135,6 +138,8 @@ class Reducer:
             flight = self._flights.get(place)
             if flight is not None and flight.was_replaced(self._parameters[place]):
                 self.reset()  # a gradient scaler skipped the last step, and other code cleared the gradients
+            if self._in_groups and not self._passes.started:
+                self._passes.leave_out(each for each in self._in_groups if not self._parameters[each].requires_grad)
             group = self._passes.add(place)
             if group:
                 self._start(group)

@@ -70,6 +70,16 @@ def test_the_rest_of_a_step_is_what_was_not_due(came: set[int]) -> None:
     assert counting.rest(range(6)) == []
 
 
+def test_a_group_is_due_without_the_parameters_that_were_left_out() -> None:
+    counting = Passes([[0, 1, 2], [3, 4]], 2)
+    for left_out in ([1, 3, 4], []):
+        counting.leave_out(left_out)
+        came = [counting.add(each) for each in (0, 2, 0, 2)]
+        assert came == [(), (), (), (0, 1, 2) if left_out else ()]
+        assert counting.rest(range(5)) == ([(3, 4)] if left_out else [(0, 1, 2), (3, 4)])
+        counting.reset()
+
+
 def test_parameters_without_names_are_named_by_their_place() -> None:
     assert name_parameters([["a", "b"], ["c"]], None) == {
         "a": "allreduce.noname.0.0",

@@ -127,6 +127,11 @@ class Passes(Generic[P]):
         self._complete = [0] * len(self._members)
         self._due: set[int] = set()
 
+    def leave_out(self, parameters: Iterable[P]) -> None:
+        """Let the groups of `parameters` be due without them in this step, in which they get no gradient."""
+        for parameter in parameters:
+            self._complete[self._group[parameter]] += 1
+
     @property
     def started(self) -> bool:
         """Return whether a gradient was counted, or a group became due, since the last `reset`."""
