@@ -89,6 +89,17 @@ def check_a_loop_of_ones_own(rank: int, size: int) -> None:
     hvd.remove_process_set(members)
 
 
+def check_a_variable_that_is_given_twice(rank: int, size: int) -> None:
+    """Two models may share a layer, and a loop may pass the variables of both."""
+    for groups in (None, 2):
+        shared, other = (keras.Variable(np.zeros(2, "float32")) for _ in range(2))
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), groups=groups)
+        optimizer.build([shared, other])
+        grads = [keras.ops.ones(2) * (rank + value) for value in (1, 10, 100)]
+        optimizer.apply(grads, [shared, other, shared])
+        assert [float(keras.ops.convert_to_numpy(each)[0]) for each in (shared, other)] == [-102.0, -10.5]
+
+
 def check_passes_are_added_up_before_they_are_exchanged(rank: int, size: int) -> None:
     def sgd(**options: Any) -> Any:
         return keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05, **options)

@@ -80,7 +80,8 @@ class Exchange:
             if gradient is None:
                 continue
             if key not in self.local:
-                sent[key] = place
+                # A variable may be given twice, such as one that two models share.
+                sent[(key, place) if key in sent else key] = place
             elif self._scale_local:
                 reduced[place] = backend().divide(gradient, self.options.process_set)
         if sent:
