@@ -1,9 +1,11 @@
 """farandole.keras on each backend of Keras, on two ranks."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.default import use
 from farandole.meeting.rendezvous import SoloRendezvous
@@ -39,6 +41,29 @@ def test_an_optimizer_sees_the_size_of_each_job(frameworks: None) -> None:
         assert not exchange.alone
 
     run_ranks(2, body)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("passes", [None, 2])
+def test_gradients_of_different_variables_are_not_mixed(passes: int | None, frameworks: None) -> None:
+    require("keras", "tensorflow")
+    import keras
+
+    import farandole.keras as hvd
+
+    def body(context: Context) -> None:
+        sgd = keras.optimizers.SGD(1.0, gradient_accumulation_steps=passes)
+        optimizer = hvd.DistributedOptimizer(sgd, name="mine")
+        variables = [keras.Variable([0.0]) for _ in range(3)]
+        optimizer.build(variables)
+        gradients = [keras.ops.ones(1), None, keras.ops.ones(1)]
+        if context.rank == 1:
+            gradients[:2] = reversed(gradients[:2])
+        with pytest.raises(Exception, match=rf"mine\.without\.{1 - context.rank}.*rank"):
+            for _ in range(passes or 1):
+                optimizer.apply(gradients, variables)
+
+    run_ranks(2, body, config=Config(collective_timeout=timedelta(seconds=1)))
 
 
 def test_an_optimizer_is_named_anew_in_each_job(frameworks: None) -> None:

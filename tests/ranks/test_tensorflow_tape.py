@@ -1,11 +1,13 @@
 """Training with DistributedGradientTape on several ranks is training on all their rows at once."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 
+from farandole.config import Config
 from farandole.core.context import Context
 from helpers.ranks import run_ranks
 
@@ -245,6 +247,22 @@ def test_members_of_a_process_set_reduce_among_themselves() -> None:
         return float(hvd.DistributedGradientTape(tape, process_set=pair).gradient(loss, x))
 
     assert run_ranks(3, body) == [50.5, 10.0, 50.5]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_different_variables_are_not_mixed(compiled: bool) -> None:
+    def body(context: Context) -> None:
+        a, b, c = (tf.Variable(1.0) for _ in range(3))
+
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = a + (b if context.rank == 0 else c)
+            return hvd.DistributedGradientTape(tape, groups=1).gradient(loss, [a, b, c])
+
+        with pytest.raises(tf.errors.DeadlineExceededError, match=rf"without\.{2 - context.rank}"):
+            (tf.function(step) if compiled else step)()
+
+    run_ranks(2, body, config=Config(collective_timeout=timedelta(seconds=1)))
 
 
 def test_several_tables_are_one_request() -> None:

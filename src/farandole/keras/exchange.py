@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 
 import keras
 
-from farandole.core.operations.gradients import even_groups, explicit_groups
+from farandole.core.operations.gradients import even_groups, explicit_groups, name_of_absent
 from farandole.core.operations.reduction import Min, Reduction
 from farandole.core.process_sets.membership import Counters
 from farandole.core.process_sets.process_set import is_alone, membership_of, require_registered
@@ -42,8 +42,8 @@ class Exchange:
         self.options = options
         self.local: set[Hashable] = set()
         self.summed = summed
-        # The keys of the gradients that Keras accumulates in the current call of `apply`.
-        self.pending: list[Hashable] | None = None
+        # The keys of the current call of `apply`; None in place of those whose gradients Keras does not accumulate.
+        self.pending: list[Hashable | None] | None = None
         # True inside an optimizer that checks only the gradients of this rank, such as LossScaleOptimizer.
         self.held_by_another = False
         self._name = name
@@ -85,8 +85,10 @@ class Exchange:
             elif self._scale_local:
                 reduced[place] = backend().divide(gradient, self.options.process_set)
         if sent:
+            # Ranks that lack different gradients must not match each other's requests.
+            name = self._named() + name_of_absent(gradients)
             outputs = backend().reduce_each(
-                [gradients[place] for place in sent.values()], self._places(list(sent)), self._named(), self.options
+                [gradients[place] for place in sent.values()], self._places(list(sent)), name, self.options
             )
             for place, output in zip(sent.values(), outputs, strict=True):
                 reduced[place] = output

@@ -70,7 +70,9 @@ class Distributed(_Front):
                     grad is not None and not self._overwrite_variable_with_gradient(variable)
                     for grad, variable in zip(grads, variables, strict=True)
                 ]
-                self._exchange.pending = [key for key, is_kept in zip(keys, accumulated, strict=True) if is_kept]
+                self._exchange.pending = [
+                    key if is_kept else None for key, is_kept in zip(keys, accumulated, strict=True)
+                ]
             else:
                 grads = self._exchange.reduce(grads, keys)
         super().apply(grads, trainable_variables)
@@ -83,15 +85,21 @@ class Distributed(_Front):
         clipped: list[Tensor] = super()._clip_gradients(grads)
         return clipped
 
-    def _reduce_sums(self, grads: list[Tensor], keys: list[Hashable]) -> list[Tensor]:
+    def _reduce_sums(self, grads: list[Tensor], keys: list[Hashable | None]) -> list[Tensor]:
         passes = self.gradient_accumulation_steps
         if self._exchange.summed:
             grads = [grad * passes for grad in grads]
+        held = iter(grads)
+        given = [None if key is None else next(held) for key in keys]
+
+        def reduce() -> list[Tensor]:
+            return [grad for grad in self._exchange.reduce(given, keys) if grad is not None]
+
         if keras.backend.backend() != "jax":
-            return self._exchange.reduce(grads, keys)
+            return reduce()
         # On JAX, whose functions have no state, Keras computes an update in each pass and drops it unless it is due.
         due = (self._iterations + 1) % passes == 0
-        reduced: list[Tensor] = keras.ops.cond(due, lambda: self._exchange.reduce(grads, keys), lambda: list(grads))
+        reduced: list[Tensor] = keras.ops.cond(due, reduce, lambda: list(grads))
         return reduced
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -8,7 +8,13 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from farandole.core.operations.gradients import GradientOptions, even_groups, explicit_groups, predivided
+from farandole.core.operations.gradients import (
+    GradientOptions,
+    even_groups,
+    explicit_groups,
+    name_of_absent,
+    predivided,
+)
 from farandole.core.process_sets.process_set import require_registered
 from farandole.tensorflow.naming import function_prefix
 from farandole.tensorflow.ops import allreduce, grouped_allreduce
@@ -92,6 +98,9 @@ class Reducer:
         for group in self._groups(found, sources):
             first = group[0]
             name = f"{prefix}.{first}" if generic else f"{prefix}.{first}{_short_name(sources[first])}"
+            if len(group) > 1:
+                # Ranks that lack different gradients must not match each other's requests.
+                name += name_of_absent(gradients)
             for place, reduced in zip(group, self._reduce([found[place] for place in group], name), strict=True):
                 found[place] = reduced
         return found

@@ -51,6 +51,12 @@ def predivided(op: int, predivide: float) -> Reduction:
     return Reduction(op, 1.0 / predivide, predivide)
 
 
+def name_of_absent(gradients: Sequence[object | None]) -> str:
+    """Return the end of a request's name that lists the places of absent gradients: ".without.0.3", or ""."""
+    absent = [str(place) for place, gradient in enumerate(gradients) if gradient is None]
+    return f".without.{'.'.join(absent)}" if absent else ""
+
+
 def name_parameters(
     groups: Sequence[Sequence[P]], named: Iterable[tuple[str, P]] | None, shown: str = "named_parameters"
 ) -> dict[P, str]:
