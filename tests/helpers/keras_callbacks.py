@@ -190,6 +190,21 @@ def check_warm_up(rank: int, size: int) -> None:
     assert_same(model.history.history["lr"], rates[STEPS - 1 :: STEPS])
 
 
+def check_warm_up_with_several_steps_per_execution(rank: int, size: int) -> None:
+    """`fit` then calls the hook of batches only for the first batch of each execution."""
+    model, logs = build(), dict[str, Any]()
+    model.compile(optimizer=keras.optimizers.SGD(0.4, momentum=0.9), loss="mse")
+    callback = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.4, warmup_epochs=2)
+    callback.set_model(model)
+    callback.set_params({"steps": 4})
+    callback.on_train_begin()
+    for epoch in range(2):
+        callback.on_epoch_begin(epoch)
+        callback.on_train_batch_begin(0)
+        callback.on_epoch_end(epoch, logs)
+    assert_same([float(model.optimizer.learning_rate), logs["lr"]], [0.4, 0.4])
+
+
 def check_schedules_that_cannot_be(rank: int, size: int) -> None:
     nothing: Any = None
     scheduled = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5))

@@ -107,7 +107,11 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.warmup_epochs, self.verbose = warmup_epochs, verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Log the rate, and report the end of the warm-up."""
+        """Reach `initial_lr` at the end of the warm-up, and report it; log the rate."""
+        assert self._steps is not None
+        if epoch == self.warmup_epochs - 1:
+            # With `steps_per_execution` the last batches had the rate of the first one of their execution.
+            self._set_rate(epoch + (self._steps - 1) / self._steps)
         super().on_epoch_end(epoch, logs)
         if self.verbose > 0 and epoch == self.warmup_epochs - 1:
             rate = _rate(self.model.optimizer)
