@@ -205,6 +205,24 @@ def check_warm_up_with_several_steps_per_execution(rank: int, size: int) -> None
     assert_same([float(model.optimizer.learning_rate), logs["lr"]], [0.4, 0.4])
 
 
+def check_momentum_that_holds_no_rate(rank: int, size: int) -> None:
+    """Muon adds up gradients, which a new rate does not change."""
+    if not hasattr(keras.optimizers, "Muon"):
+        return  # before Keras 3.11
+    model = build()
+    optimizer = keras.optimizers.Muon(0.4)
+    model.compile(optimizer=optimizer, loss="mse")
+    optimizer.build(model.trainable_variables)
+    for momentum in optimizer.momentums:
+        momentum.assign(keras.ops.ones_like(momentum))
+    callback = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5)
+    callback.set_model(model)
+    callback.on_train_begin()
+    callback.on_train_batch_begin(0)
+    assert_same(float(optimizer.learning_rate), 0.2)
+    assert all((keras.ops.convert_to_numpy(momentum) == 1).all() for momentum in optimizer.momentums)
+
+
 def check_schedules_that_cannot_be(rank: int, size: int) -> None:
     nothing: Any = None
     scheduled = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5))

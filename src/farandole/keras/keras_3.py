@@ -31,6 +31,7 @@ __all__ = [
 has_legacy = False
 library: ModuleType = keras
 KINDS: tuple[type, ...] = (keras.optimizers.Optimizer,)
+_WITH_STEPS = (keras.optimizers.SGD, keras.optimizers.RMSprop)  # the momentum of others, as of Muon, holds no rate
 
 
 class _Front(Front, keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no types
@@ -155,7 +156,7 @@ def set_schedule(optimizer: Optimizer, schedule: Schedule) -> None:
 def velocities(optimizer: Optimizer) -> list[Variable]:
     """See `Generation`."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not inner.built or not getattr(inner, "momentum", 0):
+    if not inner.built or not isinstance(inner, _WITH_STEPS) or not inner.momentum:
         return []
     held = getattr(inner, "momentums", None) or getattr(inner, "_momentums", None) or ()
     return [velocity for velocity in held if velocity is not None]
