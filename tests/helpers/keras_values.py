@@ -99,6 +99,9 @@ def check_what_is_refused(rank: int, size: int) -> None:
     built = sgd()
     built.build([keras.Variable([1.0])])
     unbuilt = keras.layers.Dense(2)
+    clipped = [sgd(global_clipnorm=1.0), keras.optimizers.LossScaleOptimizer(sgd(global_clipnorm=1.0))]
+    layer = keras.layers.Dense(2)
+    layer.build((None, 2))
     cases: list[tuple[type[Exception], str, Any]] = [
         (ValueError, "Average and Sum", lambda: hvd.DistributedOptimizer(sgd(), op=hvd.Adasum)),
         (ValueError, "predivide", lambda: hvd.DistributedOptimizer(sgd(), op=hvd.Sum, gradient_predivide_factor=2.0)),
@@ -113,6 +116,10 @@ def check_what_is_refused(rank: int, size: int) -> None:
             lambda: hvd.DistributedOptimizer(sgd(gradient_accumulation_steps=3), backward_passes_per_step=2),
         ),
         (ValueError, "no variables yet", lambda: hvd.PartialDistributedOptimizer(sgd(), local_layers=unbuilt)),
+        *(
+            (ValueError, "clipvalue", lambda each=each: hvd.PartialDistributedOptimizer(each, local_layers=layer))
+            for each in clipped
+        ),
         (TypeError, "load_model", lambda: pickle.dumps(hvd.DistributedOptimizer(sgd()))),
         (RuntimeError, "broadcast_variables", lambda: hvd.broadcast_global_variables(0)),
         (ValueError, "legacy", lambda: hvd.load_model("none.keras", legacy_opts=True)),

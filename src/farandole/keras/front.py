@@ -20,7 +20,12 @@ class Front:
         return type(self).__bases__[1]
 
     def register_local_var(self, var: Variable) -> None:
-        """Exclude the gradient of `var` from the reduction."""
+        """Exclude the gradient of `var` from the reduction; raises `ValueError` with `global_clipnorm`."""
+        if getattr(getattr(self, "inner_optimizer", self), "global_clipnorm", None):
+            raise ValueError(
+                "global_clipnorm and local variables do not go together: the norm would contain gradients of this rank "
+                "alone, so that ranks would take different steps; use clipnorm or clipvalue"
+            )
         self._exchange.local.add(self._key_of(var))
 
     @classmethod
