@@ -124,6 +124,30 @@ def check_metrics_are_those_of_all_ranks(rank: int, size: int) -> None:
     assert_same(as_horovod["val_mae"], [float(np.mean(hvd.allgather(np.array([own]))))] * 2)
 
 
+def check_metrics_beside_evaluations_of_ones_own(rank: int, size: int) -> None:
+    """Another callback may evaluate the model on one rank, which resets the counts of samples."""
+    inputs, targets = rows()
+    model = build()
+    model.compile(optimizer=keras.optimizers.SGD(0.0), loss="mse")
+
+    def evaluate(epoch: int, logs: Any) -> None:
+        if rank == 1:
+            model.evaluate(inputs, targets, verbose=0)
+
+    seen: dict[str, float] = {}
+    callbacks = [
+        keras.callbacks.LambdaCallback(on_epoch_end=evaluate),
+        hvd.callbacks.MetricAverageCallback(),
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.update(logs)),
+    ]
+    mine = slice(0, 2) if rank else slice(2, 8)
+    both = inputs[mine], targets[mine]
+    for validation in ({}, {"validation_data": both}):
+        model.fit(*both, batch_size=2, verbose=0, callbacks=callbacks, **validation)
+        want = np.mean((model.predict(inputs[:8], verbose=0) - targets[:8]) ** 2)
+        assert_same(list(seen.values()), [want] * len(seen))
+
+
 def check_metrics_of_several_outputs(rank: int, size: int) -> None:
     """Ranks with different numbers of rows report the metrics of each output as one process with all rows does."""
 

@@ -25,23 +25,35 @@ class MetricAverageCallback(Callback):
     def __init__(self, device: str = "", *, weighted: bool = True) -> None:
         super().__init__()
         self._weighted = weighted
-        self._trained: dict[str, float] | None = None  # the counts of the epoch's training, once it is validated
+        # The counts of the epoch's training and of its validation, once they have ended.
+        self._trained: dict[str, float] | None = None
+        self._validated: dict[str, float] | None = None
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """Forget the counts of the last epoch."""
-        self._trained = None
+        self._trained = self._validated = None
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        """Note after the last batch how many samples the training has counted, before another callback evaluates."""
+        steps = (self.params or {}).get("steps")
+        if steps is not None and batch + 1 >= steps:
+            self._trained = self._counts()
 
     def on_test_begin(self, logs: object = None) -> None:
         """Note how many samples the training has counted, before the validation counts its own."""
         if self._trained is None:
             self._trained = self._counts()
 
+    def on_test_end(self, logs: object = None) -> None:
+        """Note how many samples the validation has counted."""
+        self._validated = self._counts()
+
     def on_epoch_end(self, epoch: int, logs: dict[str, SupportsFloat] | None = None) -> None:
         """Average the logs. Blocks until every rank takes part; raises `ValueError` if ranks have different metrics."""
         if logs is None:
             return
-        last = self._counts()
-        counts = last if self._trained is None else self._trained | {f"val_{name}": last[name] for name in last}
+        validated = self._validated or {}
+        counts = (self._trained or self._counts()) | {f"val_{name}": count for name, count in validated.items()}
         mine = {
             name: (float(value), counts.get(name, counts.get("val_loss" if name.startswith("val_") else "loss", 0.0)))
             for name, value in logs.items()
