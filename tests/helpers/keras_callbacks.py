@@ -238,7 +238,7 @@ def check_momentum_that_holds_no_rate(rank: int, size: int) -> None:
     model.compile(optimizer=optimizer, loss="mse")
     optimizer.build(model.trainable_variables)
     for momentum in optimizer.momentums:
-        momentum.assign(keras.ops.ones_like(momentum))
+        momentum.assign(keras.ops.ones(momentum.shape))
     callback = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5)
     callback.set_model(model)
     callback.on_train_begin()

@@ -123,6 +123,34 @@ def check_passes_are_added_up_before_they_are_exchanged(rank: int, size: int) ->
     assert_same(values(fit(build(), summed, rank, size)), want)
 
 
+def check_passes_go_on_in_the_next_fit(rank: int, size: int) -> None:
+    """The sums of an unfinished step stay those of each rank, unless one rank alone has loaded a model."""
+
+    def trained(optimizer: Any, rank: int = 0, size: int = 1, callbacks: Any = ()) -> Any:
+        model = build()
+        for _ in range(3):
+            fit(model, optimizer, rank, size, epochs=1, callbacks=callbacks)
+        return values(model)
+
+    def sgd() -> Any:
+        return keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
+
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    want = trained(sgd())
+    assert_same(trained(hvd.DistributedOptimizer(sgd()), rank, size, [callback]), want)
+    model, optimizer = build(), hvd.DistributedOptimizer(sgd())
+    optimizer.build(model.trainable_variables)
+    optimizer._iterations.assign(1 - rank)
+    for held in optimizer._accumulated_gradients:
+        held.assign(keras.ops.ones(held.shape) * (1 - rank))
+    model.compile(optimizer=optimizer, loss="mse")
+    callback.set_model(model)
+    callback.on_train_begin()
+    callback.on_train_batch_begin(0)
+    assert int(optimizer._iterations) == 1
+    assert all((keras.ops.convert_to_numpy(held) == 1).all() for held in optimizer._accumulated_gradients)
+
+
 def check_all_ranks_skip_what_one_cannot_use(rank: int, size: int) -> None:
     inputs, targets = rows(rank, size)
     inputs = inputs.copy()

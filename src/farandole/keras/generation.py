@@ -53,6 +53,9 @@ class Generation(Protocol):
 
         The momentum of other optimizers is a mean of gradients and does not contain the rate."""
 
+    def sums(self, optimizer: Optimizer) -> list[Variable]:
+        """Return those of a built optimizer's variables that hold the gradients of the passes of an unfinished step."""
+
     def load(self, filepath: str | Path, objects: Mapping[str, object]) -> Model:
         """Load a saved model with its optimizer's state; `objects` are custom objects by name."""
 

@@ -165,6 +165,11 @@ def velocities(optimizer: Optimizer) -> list[Variable]:
     return held
 
 
+def sums(optimizer: Optimizer) -> list[Variable]:
+    """See `Generation`. An `Aggregation` holds the sums, in variables that are not the optimizer's."""
+    return []
+
+
 def load(filepath: str | Path, objects: Mapping[str, object]) -> Model:
     """See `Generation`."""
     return tf_keras.models.load_model(filepath, custom_objects=with_maker(filepath, objects))

@@ -24,6 +24,7 @@ __all__ = [
     "load",
     "rate",
     "set_schedule",
+    "sums",
     "take_scaler_in_front",
     "velocities",
 ]
@@ -160,6 +161,12 @@ def velocities(optimizer: Optimizer) -> list[Variable]:
         return []
     held = getattr(inner, "momentums", None) or getattr(inner, "_momentums", None) or ()
     return [velocity for velocity in held if velocity is not None]
+
+
+def sums(optimizer: Optimizer) -> list[Variable]:
+    """See `Generation`."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return list(inner._accumulated_gradients) if inner.gradient_accumulation_steps else []
 
 
 def take_scaler_in_front(optimizer: Optimizer) -> Optimizer:

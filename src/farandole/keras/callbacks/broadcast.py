@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 
+import keras
 import numpy as np
 
 import farandole.numpy as hvd
-from farandole.keras.backend import Variable
+from farandole.keras.backend import Optimizer, Variable
 from farandole.keras.callbacks.base import Callback
 from farandole.keras.generation import generation_of
 from farandole.keras.state import broadcast_variables
@@ -14,8 +15,9 @@ from farandole.keras.state import broadcast_variables
 class BroadcastGlobalVariablesCallback(Callback):
     """Broadcasts the weights and the optimizer's state of rank `root_rank` once in each `fit`, before its first batch.
 
-    A model that its first batch builds is broadcast after that batch. `local_variables` keep their values. `device` is
-    an argument of Horovod's and is ignored."""
+    A model that its first batch builds is broadcast after that batch. `local_variables` keep their values, and so do
+    the sums of a step of several passes that the last `fit` has left unfinished. `device` is an argument of Horovod's
+    and is ignored."""
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Variable] | None = None) -> None:
         super().__init__()
@@ -49,5 +51,20 @@ class BroadcastGlobalVariablesCallback(Callback):
             return
         optimizer = model.optimizer
         held = [*model.weights, *generation_of(optimizer).build(optimizer, model.trainable_variables)]
-        broadcast_variables([variable for variable in held if id(variable) not in self._local], self.root_rank)
+        kept = {*self._local, *map(id, _own_sums(optimizer))}
+        broadcast_variables([variable for variable in held if id(variable) not in kept], self.root_rank)
         self.broadcast_done = True
+
+
+def _own_sums(optimizer: Optimizer) -> list[Variable]:
+    """Return the variables that hold sums of this rank's gradients, if all ranks have done as many passes.
+
+    Otherwise one rank has loaded its sums, and the others have none."""
+    sums = generation_of(optimizer).sums(optimizer)
+    if sums:
+        passes = getattr(optimizer, "inner_optimizer", optimizer)._iterations  # `iterations` counts whole steps
+        done = int(keras.ops.convert_to_numpy(passes))
+        least, most = hvd.allreduce(np.array([done, -done], np.int64), name="passes_done", op=hvd.Min)
+        if least != -most:
+            return []
+    return sums
