@@ -45,6 +45,7 @@ def check_options(rank: int, size: int) -> None:
         ({"gradient_predivide_factor": 2.0, "groups": 3}, several, 0.1, 2e-5),
         ({"compression": hvd.Compression.fp16}, {}, 0.1, 5e-3),
         ({"compression": hvd.Compression.bf16}, {}, 0.1, 5e-2),
+        ({"compression": hvd.Compression.int8}, {}, 0.1, 5e-2),
     ]
     for options, compiled, rate, tolerance in cases:
         got = fit(build(), hvd.DistributedOptimizer(sgd(rate), **options), rank, size, **compiled)

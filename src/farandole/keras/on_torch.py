@@ -6,8 +6,11 @@ import keras
 import torch
 
 import farandole.torch as hvd
+from farandole.core.operations import kinds
+from farandole.core.operations.request import Request
 from farandole.core.process_sets.process_set import ProcessSet
 from farandole.keras.backend import Options, compress_each, reduction_arguments, value_of
+from farandole.torch.ops import requests
 
 __all__ = ["allreduce", "divide", "hvd", "is_tensor", "reduce_each"]
 
@@ -24,15 +27,10 @@ def reduce_each(
     dense = [tensor.to_dense() if options.sparse_as_dense else tensor for tensor in tensors]
     sent, contexts = compress_each([tensor.detach().contiguous() for tensor in dense], options)
     groups = [range(len(sent))] if groups is None else groups
+    # The operator for int8 is internal, so the functions of `hvd` do not take it.
+    request = Request(kinds.ALLREDUCE, reduction=options.sent, process_set=options.process_set)
     handles = [
-        hvd.grouped_allreduce_async(
-            [sent[place] for place in group],
-            name=f"{name}.{number}",
-            op=options.sent.op,
-            prescale_factor=options.reduction.prescale,
-            postscale_factor=options.reduction.postscale,
-            process_set=options.process_set,
-        )
+        requests.start(request.renamed(f"{name}.{number}", grouped=True), [sent[place] for place in group])
         for number, group in enumerate(groups)
     ]
     reduced = list(tensors)
