@@ -124,6 +124,9 @@ def check_what_is_refused(rank: int, size: int) -> None:
         (RuntimeError, "broadcast_variables", lambda: hvd.broadcast_global_variables(0)),
         (ValueError, "legacy", lambda: hvd.load_model("none.keras", legacy_opts=True)),
     ]
+    if hasattr(keras.optimizers, "MultiOptimizer"):  # since Keras 3.15
+        several = keras.optimizers.MultiOptimizer(lambda variable: built)
+        cases.append((ValueError, "own", lambda: hvd.DistributedOptimizer(several, backward_passes_per_step=2)))
     for kind, text, call in cases:
         assert_refused(kind, text, call)
 

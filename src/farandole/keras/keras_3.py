@@ -220,6 +220,6 @@ def _accumulate(optimizer: Optimizer, passes: int) -> bool:
 def _adds_up(kind: type) -> bool:
     """Return whether a class accumulates gradients as Keras does, and passes the sums to `_clip_gradients`."""
     return all(
-        getattr(getattr(kind, name, None), "__module__", "").startswith("keras.")
+        getattr(kind, name, None) is getattr(keras.optimizers.Optimizer, name)
         for name in ("apply", "_backend_apply_gradients", "_clip_gradients")
     )
