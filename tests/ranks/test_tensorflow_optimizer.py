@@ -355,3 +355,17 @@ def test_the_sum_of_a_deleted_variable_is_not_that_of_a_new_one() -> None:
         # Each variable is deleted before the next one is made, which is often at the same address.
         (total,) = aggregation.add([tf.ones(size)], [tf.Variable(tf.ones(size))], list)
         np.testing.assert_array_equal(total, np.ones(size))
+
+
+def test_a_gradient_may_be_missing_in_some_passes() -> None:
+    def body(context: Context) -> list[list[float | None]]:
+        aggregation, variables = Aggregation(passes=2, average=False), [tf.Variable(0.0) for _ in range(3)]
+        steps = []
+        for first, last in [((1.0, None, None), (None, 2.0, None)), ((None, 3.0, None), (None, 4.0, None))]:
+            for values in (first, last):
+                gradients = [None if value is None else tf.constant(value) for value in values]
+                summed = aggregation.add(gradients, variables, lambda sums: sums)
+            steps.append([None if each is None else float(each) for each in summed])
+        return steps
+
+    assert run_ranks(1, body) == [[[1.0, 2.0, None], [None, 7.0, None]]]

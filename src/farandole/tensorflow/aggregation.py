@@ -26,6 +26,8 @@ class Aggregation:
         self._count: Variable | None = None
         # By `identify`. The sources are referenced, so that no other source gets the same number.
         self._sums: dict[int, tuple[Source, Variable]] = {}
+        # The keys of the sums that eager passes of the current step have added to.
+        self._added: set[int] = set()
 
     def again(self) -> "Aggregation":
         """Return a new one with the same options, for another optimizer."""
@@ -47,9 +49,18 @@ class Aggregation:
             raise ValueError(
                 "IndexedSlices are not supported when backward_passes_per_step > 1; pass sparse_as_dense=True"
             )
-        held = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        given = {identify(source) for gradient, source in zip(gradients, sources, strict=True) if gradient is not None}
+        if tf.executing_eagerly():
+            # A variable may lack a gradient in some of the passes. A graph has the same ones in all.
+            self._added |= given
+            given = self._added
+        held = [place for place, source in enumerate(sources) if identify(source) in given]
         sums = [self._sum(gradients[place], sources[place]) for place in held]
-        added = [total.assign_add(gradients[place], read_value=False) for total, place in zip(sums, held, strict=True)]
+        added = [
+            total.assign_add(gradients[place], read_value=False)
+            for total, place in zip(sums, held, strict=True)
+            if gradients[place] is not None
+        ]
         with _after(added):
             count = self._counter().assign_add(1)
 
@@ -63,6 +74,7 @@ class Aggregation:
             scale = self.passes if self._average else 1
             reduced = reduce(spread([total.read_value() / tf.cast(scale, total.dtype) for total in sums]))
             values = [reduced[place] for place in held]
+            self._added.clear()
             with _after(values):
                 # Subtraction would keep an infinity forever.
                 cleared = [total.assign(tf.zeros_like(total), read_value=False) for total in sums]
