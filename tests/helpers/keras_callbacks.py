@@ -142,10 +142,9 @@ def check_metrics_beside_evaluations_of_ones_own(rank: int, size: int) -> None:
     ]
     mine = slice(0, 2) if rank else slice(2, 8)
     both = inputs[mine], targets[mine]
-    for validation in ({}, {"validation_data": both}):
-        model.fit(*both, batch_size=2, verbose=0, callbacks=callbacks, **validation)
-        want = np.mean((model.predict(inputs[:8], verbose=0) - targets[:8]) ** 2)
-        assert_same(list(seen.values()), [want] * len(seen))
+    model.fit(*both, batch_size=2, verbose=0, callbacks=callbacks, validation_data=both)
+    want = np.mean((model.predict(inputs[:8], verbose=0) - targets[:8]) ** 2)
+    assert_same(list(seen.values()), [want] * 2)
 
 
 def check_metrics_of_several_outputs(rank: int, size: int) -> None:

@@ -19,8 +19,10 @@ class MetricAverageCallback(Callback):
     counted none, as with a train_step that returns values of its own, and with `weighted=False`, as in Horovod, all
     ranks count alike.
 
-    Callbacks after it in `fit`'s list see the average, callbacks before it the rank's own values. `device` is an
-    argument of Horovod's and is ignored."""
+    Callbacks after it in `fit`'s list see the average, callbacks before it the rank's own values. A callback that
+    evaluates the model at the end of an epoch belongs after it, unless `fit` validates: the evaluation resets Keras'
+    counts of samples. (A method for the end of a batch would know better, but Keras 3 would wait for each batch.)
+    `device` is an argument of Horovod's and is ignored."""
 
     def __init__(self, device: str = "", *, weighted: bool = True) -> None:
         super().__init__()
@@ -32,12 +34,6 @@ class MetricAverageCallback(Callback):
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """Forget the counts of the last epoch."""
         self._trained = self._validated = None
-
-    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """Note after the last batch how many samples the training has counted, before another callback evaluates."""
-        steps = (self.params or {}).get("steps")
-        if steps is not None and batch + 1 >= steps:
-            self._trained = self._counts()
 
     def on_test_begin(self, logs: object = None) -> None:
         """Note how many samples the training has counted, before the validation counts its own."""
