@@ -1,11 +1,12 @@
-"""Time of an allreduce, compared with gloo, Open MPI, MPICH and the limits of memory and network.
+"""Time of an allreduce, compared with gloo, MPI, oneCCL, DeepSpeed's kernel and the limits of memory and network.
 
     python bench/allreduce.py [--full] [--rounds 5] [--np 2 3 4 8] [--only memory tcp shaped]
 
 memory: ranks of one host, all sizes, types and collectives; without --full only a few sizes for more than two ranks.
 tcp: each rank counts as a host of its own; they use loopback. shaped: two network namespaces joined by a veth pair that
 is limited to 1 and to 10 Gbit/s; needs root. Before each timed operation every rank rewrites its whole buffer and waits
-at a barrier. small.py has more for small ones. Prints one table and writes bench/results/*-allreduce.json."""
+at a barrier. small.py has more for small ones. collective_peers.py installs Intel MPI, oneCCL and DeepSpeed's kernel.
+Prints one table and writes bench/results/*-allreduce.json."""
 
 import os
 import re
@@ -40,7 +41,7 @@ BESIDE = f"{OURS} {FLOAT32}"
 MEMORY_MUST: Mapping[int, Mapping[str, float]] = {
     4: {"gloo": 60, "Open MPI": 1, "MPICH": 3},
     KIB: {"Open MPI": 1},
-    64 * KIB: {"gloo": 40, "Open MPI": 3, "MPICH": 4},
+    64 * KIB: {"gloo": 40, "Open MPI": 3, "MPICH": 4, "Intel MPI": 1.5},
     MIB: {"gloo": 12, "Open MPI": 2.5, "MPICH": 3},
     16 * MIB: {"gloo": 10, "Open MPI": 2, "MPICH": 2, LIMIT: 0.55},
     64 * MIB: {"gloo": 6, "Open MPI": 3, "MPICH": 3, LIMIT: 0.55},
@@ -104,6 +105,7 @@ class Field:
     def __init__(self, bench: BenchRank, context: Context) -> None:
         self.bench, self.context = bench, context
         self.mpi = bench.mpi() if bench.has_mpi else None
+        self.other_sums = bench.other_sums()
 
     def allreduce(self, size: int, dtype: torch.dtype, *, adds: bool) -> dict[str, Contender]:
         """Return all contenders that sum `size` bytes of `dtype` in place, and `a += b` if `adds`."""
@@ -123,6 +125,7 @@ class Field:
         if self.mpi is not None and dtype == torch.float32:
             in_place, array, world = self.mpi.IN_PLACE, tensor.numpy(), self.mpi.COMM_WORLD
             found[bench.launcher] = Contender(lambda: world.Allreduce(in_place, array), refresh, right)
+            found |= {peer: Contender(make(tensor), refresh, right) for peer, make in self.other_sums.items()}
         if adds:
             found[ADD] = self._add(tensor, refresh)
         if dtype != torch.float32:
@@ -247,7 +250,7 @@ def own_limit(race: Race) -> None:
 
 def memory(size: int, options: Mapping[str, object]) -> tuple[dict[str, Race], list[Line]]:
     """Measure ranks of one host, below each installed MPI; without MPI, only farandole and gloo."""
-    names = ["Open MPI", "MPICH"] if size == 2 or options["full"] else ["Open MPI"]
+    names = ["Open MPI", "MPICH", "Intel MPI"] if size == 2 or options["full"] else ["Open MPI"]
     return under(names, size, {**options, "over": "memory"}, memory_lines)
 
 

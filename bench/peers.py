@@ -24,6 +24,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 
+import collective_peers
 import torch
 import torch.distributed as dist
 from race import Race
@@ -54,7 +55,7 @@ class Launcher:
     def problem(self) -> str:
         """Return a sentence that says why this launcher cannot be used, or "" if it can."""
         if self.program and shutil.which(self.program) is None:
-            return f"{self.name} is left out: there is no {self.program}."
+            return f"{self.name} is left out: there is no {self.program}; see docs/reference/benchmarks.md."
         if self.program and importlib.util.find_spec("mpi4py") is None:
             return f"{self.name} is left out: mpi4py is not installed."
         return ""
@@ -80,6 +81,7 @@ LAUNCHERS = {
             str(Path(sys.prefix, "bin", "mpiexec.hydra")),
             environment={"MPI4PY_MPIABI": "mpich", "LD_LIBRARY_PATH": str(Path(sys.prefix, "lib"))},
         ),
+        Launcher("Intel MPI", "PMI_RANK", str(collective_peers.LAUNCHER), environment=collective_peers.ENVIRONMENT),
     )
 }
 
@@ -147,10 +149,16 @@ class BenchRank:
 
     def context(self, name: str, config: Config, *, hosts: bool = False) -> Context:
         """Make a context of all ranks; with `hosts` each rank counts as a host of its own and uses sockets."""
+        return Context(self._meeting(name), config, host=f"host{self.rank}" if hosts else None)
+
+    def other_sums(self) -> dict[str, collective_peers.Sum]:
+        """Connect the ranks by oneCCL and DeepSpeed's kernel, below the launcher that comes with them."""
+        return collective_peers.connect(self._meeting("peers")) if self.launcher == "Intel MPI" else {}
+
+    def _meeting(self, name: str) -> FolderRendezvous:
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
-        meeting = FolderRendezvous(folder, self.rank, self.size, self._secret)
-        return Context(meeting, config, host=f"host{self.rank}" if hosts else None)
+        return FolderRendezvous(folder, self.rank, self.size, self._secret)
 
     @contextmanager
     def gloo(self) -> Iterator[None]:
