@@ -63,10 +63,6 @@ void grid_broadcast(GridMesh& mesh, std::span<const Piece> pieces, int root);
 void grid_alltoall(GridMesh& mesh, std::span<const std::byte* const> in, std::span<std::byte* const> out,
                    const Shares& shares);
 
-/// Blocks until all ranks of the grid have called it: first in the host, then over the column, which reaches every
-/// host.
-void grid_barrier(GridMesh& mesh);
-
 /// The functions of the world over these collectives; see MeshWorld.
 struct GridCalls {
   static constexpr const char* name = "grid";
@@ -75,7 +71,6 @@ struct GridCalls {
   static constexpr auto broadcast = grid_broadcast;
   static constexpr auto alltoall = grid_alltoall;
   static constexpr auto reducescatter = grid_reducescatter;
-  static constexpr auto barrier = grid_barrier;
   static constexpr auto int8_allreduce = grid_int8_allreduce;
 
   static void turn(GridMesh& mesh, const Knobs& knobs) {

@@ -58,16 +58,12 @@ void link_broadcast(Mesh& mesh, std::span<const Piece> pieces, int root);
 void link_alltoall(Mesh& mesh, std::span<const std::byte* const> in, std::span<const size_t> send_bytes,
                    std::span<std::byte* const> out, std::span<const size_t> recv_bytes);
 
-/// Blocks until all ranks have called it; log2(N) steps of one byte.
-void link_barrier(Mesh& mesh);
-
 /// The functions of the world over these collectives; see MeshWorld.
 struct LinkCalls {
   static constexpr const char* name = "links";
   static constexpr auto allreduce = link_allreduce;
   static constexpr auto broadcast = link_broadcast;
   static constexpr auto reducescatter = link_reducescatter;
-  static constexpr auto barrier = link_barrier;
   static constexpr auto int8_allreduce = link_int8_allreduce;
 
   static void turn(Mesh& mesh, const Knobs& knobs) { mesh.use_sizes(knobs.link_chunk, knobs.link_small); }

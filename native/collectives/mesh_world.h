@@ -39,10 +39,6 @@ class MeshWorld : public World {
     Calls::reducescatter(mesh_, in, out, counts, dtype, reduction);
     return Calls::name;
   }
-  const char* barrier() override {
-    Calls::barrier(mesh_);
-    return Calls::name;
-  }
   const char* int8_allreduce(std::span<const Piece> pieces, float factor) override {
     if constexpr (requires { Calls::int8_allreduce; }) return Calls::int8_allreduce(mesh_, pieces, factor);
     else return nullptr;
@@ -80,7 +76,6 @@ class EitherWorld final : public World {
                             const Reduction& reduction) override {
     return chosen_->reducescatter(in, out, counts, dtype, reduction);
   }
-  const char* barrier() override { return chosen_->barrier(); }
   const char* int8_allreduce(std::span<const Piece> pieces, float factor) override {
     return chosen_->int8_allreduce(pieces, factor);
   }

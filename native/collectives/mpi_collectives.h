@@ -35,7 +35,6 @@ void mpi_allgather(MpiMesh& mesh, const std::byte* mine, std::span<std::byte* co
 void mpi_broadcast(MpiMesh& mesh, std::span<const Piece> pieces, int root);
 void mpi_alltoall(MpiMesh& mesh, std::span<const std::byte* const> in, std::span<const size_t> send,
                   std::span<std::byte* const> out, std::span<const size_t> receive);
-void mpi_barrier(MpiMesh& mesh);
 
 /// The functions of the world over these collectives; see MeshWorld.
 struct MpiCalls {
@@ -44,7 +43,6 @@ struct MpiCalls {
   static constexpr auto allgather = mpi_allgather;
   static constexpr auto broadcast = mpi_broadcast;
   static constexpr auto reducescatter = mpi_reducescatter;
-  static constexpr auto barrier = mpi_barrier;
 
   static void turn(MpiMesh& /*mesh*/, const Knobs& /*knobs*/) {}
   static void alltoall(MpiMesh& mesh, std::span<const std::byte* const> in, std::span<std::byte* const> out,

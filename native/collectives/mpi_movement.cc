@@ -146,9 +146,4 @@ void mpi_alltoall(MpiMesh& mesh, std::span<const std::byte* const> in, std::span
   mpi_exchange(mesh, from, to);
 }
 
-void mpi_barrier(MpiMesh& mesh) {
-  mesh.start("MPI_Ibarrier", [&](Handle* request) { return mesh.library().ibarrier(mesh.comm(), request); });
-  mesh.finish(0);
-}
-
 }  // namespace farandole

@@ -38,9 +38,6 @@ void shm_broadcast(SharedMesh& mesh, std::span<const Piece> pieces, int root);
 void shm_alltoall(SharedMesh& mesh, std::span<const std::byte* const> in, std::span<const size_t> send,
                   std::span<std::byte* const> out, std::span<const size_t> receive, size_t longest);
 
-/// Blocks until every rank has called it.
-void shm_barrier(SharedMesh& mesh);
-
 /// The functions of the world over these collectives; see MeshWorld.
 struct SharedCalls {
   static constexpr const char* name = "shm slots";
@@ -48,7 +45,6 @@ struct SharedCalls {
   static constexpr auto allgather = shm_allgather;
   static constexpr auto broadcast = shm_broadcast;
   static constexpr auto reducescatter = shm_reducescatter;
-  static constexpr auto barrier = shm_barrier;
 
   static void turn(SharedMesh& mesh, const Knobs& knobs) { mesh.use_of_slots(knobs.slot_bytes); }
   static void alltoall(SharedMesh& mesh, std::span<const std::byte* const> in, std::span<std::byte* const> out,

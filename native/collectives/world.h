@@ -70,7 +70,6 @@ class World {
                                const Shares& shares) = 0;
   virtual const char* reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
                                     const Reduction& reduction) = 0;
-  virtual const char* barrier() = 0;
   /// Sums float32 tensors by blocks of 8-bit integers, times `factor`. Returns null, on all ranks, if this world has no
   /// algorithm of its own for it; int8_allreduce() then composes one of the collectives above.
   virtual const char* int8_allreduce(std::span<const Piece> /*pieces*/, float /*factor*/) { return nullptr; }

@@ -78,7 +78,6 @@ void MpiLibrary::find_functions(void* loaded) {
   find(loaded, "MPI_Iallreduce", iallreduce);
   find(loaded, "MPI_Iallgatherv", iallgatherv);
   find(loaded, "MPI_Ibcast", ibcast);
-  find(loaded, "MPI_Ibarrier", ibarrier);
   find(loaded, "MPI_Isend", isend);
   find(loaded, "MPI_Irecv", irecv);
 }

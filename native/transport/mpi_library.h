@@ -64,7 +64,6 @@ class MpiLibrary {
   int (*iallreduce)(const void*, void*, int, Handle, Handle, Handle, Handle*);
   int (*iallgatherv)(const void*, int, Handle, void*, const int*, const int*, Handle, Handle, Handle*);
   int (*ibcast)(void*, int, Handle, int, Handle, Handle*);
-  int (*ibarrier)(Handle, Handle*);
   int (*isend)(const void*, int, Handle, int, int, Handle, Handle*);
   int (*irecv)(void*, int, Handle, int, int, Handle, Handle*);
 

@@ -240,12 +240,6 @@ int MPI_Ibcast(void* data, int count, int /*type*/, int root, int number, int* r
       },
       request);
 }
-int MPI_Ibarrier(int number, int* request) {
-  const std::lock_guard lock(mu);
-  Comm& comm = comms[number];
-  Slot& slot = enter(comm, place_in(comm), {});
-  return make_request([&comm, &slot] { return slot.arrived == comm.members.size(); }, request);
-}
 int MPI_Isend(const void* data, int count, int /*type*/, int to, int /*tag*/, int number, int* request) {
   const std::lock_guard lock(mu);
   Comm& comm = comms[number];

@@ -221,7 +221,6 @@ class LosingWorld final : public farandole::World {
                             const farandole::Reduction&) override {
     return "";
   }
-  const char* barrier() override { return ""; }
   [[nodiscard]] bool has_abandoned() const override { return true; }
 };
 

@@ -1,6 +1,5 @@
-// The collectives over links that only move bytes: allgather, alltoall, broadcast, barrier.
+// The collectives over links that only move bytes: allgather, alltoall, broadcast.
 #include <algorithm>
-#include <atomic>
 #include <numeric>
 
 #include "collectives/link_collectives.h"
@@ -125,28 +124,11 @@ void broadcast() {
   check_broadcast(ranks, {kLarge, 1}, 1, false);
 }
 
-void no_rank_leaves_the_barrier_before_all_came() {
-  for (const int size : check::kSizes) {
-    Ranks ranks(size);
-    std::atomic<int> came{0};
-    constexpr int kRounds = 30;
-    ranks.must_run([&](Mesh& mesh) {
-      for (int round = 0; round < kRounds; ++round) {
-        ++came;
-        link_barrier(mesh);
-        CHECK(came.load() >= (round + 1) * mesh.size());
-      }
-    });
-    CHECK_EQ(came.load(), kRounds * size);
-  }
-}
-
 }  // namespace
 
 int main() {
   allgather();
   alltoall();
   broadcast();
-  no_rank_leaves_the_barrier_before_all_came();
   return check::report();
 }

@@ -171,7 +171,6 @@ void each_kind(SharedMesh& mesh) {
       gather(mesh, 3 * count, ++step);
       spread(mesh, 5 * count, ++step);
       exchange(mesh, 2 * count, ++step);
-      shm_barrier(mesh);
     }
   }
 }
