@@ -21,7 +21,7 @@ constexpr microseconds kFlow{10};      // requests at shorter intervals belong t
 constexpr microseconds kStream{60};    // the same within a burst, where the driver's thread itself may delay requests
 constexpr microseconds kGather{150};   // a nap costs the submitting thread some 20 us of its core
 constexpr int kMostGathering = 7;
-constexpr uint64_t kLookEvery = 64;
+constexpr uint64_t kLookEvery = 4;  // rounds of a wait, each with system calls for links
 
 uint64_t ns(nanoseconds span) { return static_cast<uint64_t>(span.count()); }
 
@@ -85,7 +85,7 @@ bool Driver::wait(Operation& operation, nanoseconds limit) {
     if (pauses == kLookEvery) idle_since = now;
     work_.check_peers();
     if (now > deadline) break;
-    if (now - idle_since <= spin_ns_) continue;
+    if (stay_awake(now - idle_since, spin_ns_)) continue;
     work_.arm_doorbell();
     driving.unlock();
     turn_.wake_sleepers();

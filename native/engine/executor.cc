@@ -59,7 +59,7 @@ Executor::Executor(Wiring& wiring, const EngineOptions& options, Pending& pendin
       devices_(wiring.rank, wiring.size, wiring.members, options.gpu, failures) {
   if (wiring.is_one_host()) {
     arena_ = Arena::make(wiring.segment, wiring.rank);
-    if (wiring.has_spare_cores()) lane_.emplace(*wiring.segment, wiring.rank, options.spin);
+    lane_.emplace(*wiring.segment, wiring.rank, WaitPolicy{options.spin});
   }
   world_->turn(tuned_.knobs);
 }

@@ -1,7 +1,6 @@
 #include "engine/lane.h"
 
 #include "base/clock.h"
-#include "transport/waiter.h"
 
 namespace farandole {
 namespace {
@@ -9,7 +8,11 @@ namespace {
 constexpr std::chrono::microseconds kNap{500};
 constexpr std::chrono::milliseconds kLongest{2};
 constexpr std::chrono::microseconds kMoment{1};
-constexpr uint64_t kLookEvery = 64;
+// Where ranks share cores: an awaited one mostly arrives within so much time if it gets this core, and to sleep and to
+// be woken takes about as long.
+constexpr std::chrono::microseconds kYielding{100};
+constexpr uint64_t kYieldEvery = 8;  // spins
+constexpr uint64_t kLookEvery = 64;  // spins
 
 uint64_t ns(std::chrono::nanoseconds span) { return static_cast<uint64_t>(span.count()); }
 
@@ -51,9 +54,11 @@ uint64_t Lane::wait_from_begin(const LaneAttempt& attempt) {
   Signal& doorbell = segment_.area(rank_).doorbell;
   uint64_t begin = 0;
   bool called = false;
+  const uint64_t awake = ns(policy_.shares_cores() ? kYielding : policy_.spin);
   for (uint64_t spins = 1; open(); ++spins) {
+    const bool rests = policy_.shares_cores() && spins % kYieldEvery == 0 && !yield_core();
     relax();
-    if (spins % kLookEvery != 0) continue;
+    if (!rests && spins % kLookEvery != 0) continue;
     const uint64_t now = now_ns();
     if (begin == 0) begin = now;
     if (attempt.interrupted() || has_asking_rank(attempt.instance) || now - begin > ns(kLongest)) return begin;
@@ -61,7 +66,7 @@ uint64_t Lane::wait_from_begin(const LaneAttempt& attempt) {
       called = true;
       attempt.before_wait();
     }
-    if (now - begin <= ns(spin_)) continue;
+    if (!rests && stay_awake(now - begin, awake)) continue;
     const uint32_t seen = doorbell.load();
     doorbell.sleep_unless(seen, kNap, [this] { return !open(); });
     spins = kLookEvery - 1;

@@ -8,6 +8,7 @@
 
 #include "transport/lane.h"
 #include "transport/segment.h"
+#include "transport/waiter.h"
 
 namespace farandole {
 
@@ -28,12 +29,12 @@ struct LaneAttempt {
 /// This rank's position in the rounds of the host's lane.
 class Lane {
  public:
-  Lane(Segment& segment, int rank, std::chrono::nanoseconds spin)
-      : segment_(segment), rank_(rank), size_(static_cast<uint32_t>(segment.ranks())), spin_(spin) {}
+  Lane(Segment& segment, int rank, WaitPolicy policy)
+      : segment_(segment), rank_(rank), size_(static_cast<uint32_t>(segment.ranks())), policy_(policy) {}
 
-  /// Waits for all ranks to arrive for the operation: spins, then naps, for at most two milliseconds. Returns true if
-  /// they have: all of them run it next, and nothing else. Returns false if this rank must ask the coordinator, because
-  /// others do, the time is up, or it was interrupted.
+  /// Waits for all ranks to arrive for the operation: spins, or yields its core where ranks share cores, then naps, for
+  /// at most two milliseconds. Returns true if they have: all of them run it next, and nothing else. Returns false if
+  /// this rank must ask the coordinator, because others do, the time is up, or it was interrupted.
   [[nodiscard]] bool agree(const LaneAttempt& attempt);
 
   /// The payload of `rank` in the round just agreed.
@@ -64,7 +65,7 @@ class Lane {
   Segment& segment_;
   int rank_;
   uint32_t size_;
-  std::chrono::nanoseconds spin_;
+  WaitPolicy policy_;
   uint32_t round_ = 0;
   std::atomic<uint64_t> waited_ns_{0};
 };

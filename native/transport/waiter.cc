@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "base/clock.h"
@@ -11,26 +12,40 @@ namespace {
 
 // Interval at which a sleeper checks for events that cannot wake it: a dead peer, an abort, a deadline.
 constexpr std::chrono::milliseconds kNap{5};
-constexpr uint64_t kLookEvery = 64;
+constexpr uint64_t kLookEvery = 64;  // pauses
+constexpr uint64_t kCalls = 16;      // pauses in the time of the system calls that look at a link
 
 // A longer yield has given the core to another process for a time slice. A sleeping thread gets the core back as soon
 // as it is woken.
 constexpr uint64_t kSlice = 500'000;            // ns
 constexpr uint64_t kRestAfter = 1'000'000'000;  // ns
 
-/// Gives the core to an awaited rank that may need it. Returns false, and does nothing, within a second of a yield that
-/// took a slice.
+// A yield that took this long has given the core to another thread. It may be there at the next waits, too.
+constexpr uint64_t kSwitch = 2'000;          // ns
+constexpr uint64_t kSharedFor = 10'000'000;  // ns
+constexpr uint64_t kSpinAlone = 10'000;      // ns
+constexpr uint64_t kSpinShared = 1'000;      // ns
+
+thread_local uint64_t rests_until = 0;
+thread_local uint64_t shared_until = 0;
+
+}  // namespace
+
 bool yield_core() {
-  thread_local uint64_t rests_until = 0;
   const uint64_t begin = now_ns();
   if (begin < rests_until) return false;
   sched_yield();
   const uint64_t end = now_ns();
   if (end - begin > kSlice) rests_until = end + kRestAfter;
+  else if (end - begin > kSwitch) shared_until = end + kSharedFor;
   return true;
 }
 
-}  // namespace
+bool stay_awake(uint64_t waited, uint64_t most) {
+  if (waited > most) return false;
+  if (waited <= (now_ns() < std::max(shared_until, rests_until) ? kSpinShared : kSpinAlone)) return true;
+  return yield_core();
+}
 
 void relax() {
 #if defined(__x86_64__)
@@ -40,16 +55,15 @@ void relax() {
 #endif
 }
 
-bool Waiter::spin_on() {
-  ++pauses_;
+bool Waiter::spin_on(uint64_t pauses) {
+  pauses_ += pauses;
   if (pauses_ % kLookEvery == 0) {
     const uint64_t now = now_ns();
     if (pauses_ == kLookEvery) since_ns_ = now;
     guard_.check();
     const uint64_t most = static_cast<uint64_t>(guard_.spins_briefly() ? 0 : policy_.spin.count());
-    if (now - since_ns_ > most) return false;
-  } else if (pauses_ > kLookEvery && policy_.spin.count() < 10'000) {
-    // With more ranks than cores, the awaited rank may need this core.
+    if (!stay_awake(now - since_ns_, most)) return false;
+  } else if (pauses_ > kLookEvery && policy_.shares_cores()) {
     if (!yield_core()) return false;
   }
   relax();
@@ -57,7 +71,7 @@ bool Waiter::spin_on() {
 }
 
 void Waiter::pause(std::span<pollfd> fds) {
-  if (spin_on()) return;
+  if (spin_on(kCalls)) return;
   if (!fds.empty()) {
     ::poll(fds.data(), fds.size(), static_cast<int>(kNap.count()));
   } else {
@@ -73,7 +87,7 @@ void Waiter::wait_for(Signal& signal, uint32_t target) {
   for (;;) {
     const uint32_t seen = signal.load();
     if (static_cast<int32_t>(seen - target) >= 0) return;
-    if (spin_on()) continue;
+    if (spin_on(1)) continue;
     signal.sleep(seen, kNap);
     if (signal.reached(target)) return;
     guard_.check();

@@ -14,10 +14,22 @@ namespace farandole {
 /// Hints to the processor that this is a spin loop.
 void relax();
 
+/// Gives the core to an awaited rank that may need it. Returns false, and does nothing, within a second of a yield that
+/// took a slice.
+bool yield_core();
+
+/// Returns whether a thread that has waited for `waited` should go on without sleep, which it may for `most` (both in
+/// ns). At first it only spins. Then it yields at each call, because the awaited rank may be on this core: the kernel
+/// puts two ranks there when other processes compute.
+[[nodiscard]] bool stay_awake(uint64_t waited, uint64_t most);
+
 /// How long a waiting thread spins before it sleeps. A spinning thread takes a core from computing ones, so the spin is
 /// short when there are more ranks than cores.
 struct WaitPolicy {
   std::chrono::nanoseconds spin{100'000};
+
+  /// Returns whether the awaited rank may need this core, as there are more ranks than cores.
+  [[nodiscard]] bool shares_cores() const { return spin < std::chrono::microseconds(10); }
 };
 
 /// One wait since the last progress: spins, then sleeps in short naps, and checks the guard throughout.
@@ -41,7 +53,7 @@ class Waiter {
   }
 
  private:
-  [[nodiscard]] bool spin_on();
+  [[nodiscard]] bool spin_on(uint64_t pauses);
   void wait_for(Signal& signal, uint32_t target);
 
   Guard& guard_;

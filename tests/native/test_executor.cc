@@ -108,7 +108,6 @@ void test_knobs_turn_and_mark_steps() {
 }
 
 void test_known_operations_run_in_the_lane() {
-  if (std::thread::hardware_concurrency() < 2) return;  // without spare cores there is no lane
   run_on_all(2, [](Parts& rank) {
     std::vector<float> values(10, 1.0f);
     Recurring recurring;

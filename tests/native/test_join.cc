@@ -363,7 +363,7 @@ void nobody_else_joins(Engine& engine, std::atomic<bool>& failed) {
 // While a rank has joined, no rank waits for it in the lane.
 void test_the_lane_is_closed_meanwhile() {
   const auto segment = Segment::create(2, 16 << 10, false);
-  farandole::Lane lane(*segment, 0, std::chrono::milliseconds(1));
+  farandole::Lane lane(*segment, 0, farandole::WaitPolicy{std::chrono::milliseconds(1)});
   segment->lane().suspend();
   const auto never = []() -> bool { throw Error::internal("it waits in the lane"); };
   CHECK(!lane.agree({0, 0, 0, {}, never, [] {}}));

@@ -72,7 +72,7 @@ class Ranks {
  private:
   void walk(int rank) {
     std::mt19937 random(static_cast<unsigned>(rank));
-    Lane lane(*segment_, rank, spin_);
+    Lane lane(*segment_, rank, WaitPolicy{spin_});
     for (size_t k = 0; k < steps_.size(); ++k) {
       Step& step = steps_[k];
       const bool sync = random() % 100 < sync_percent_;
@@ -114,8 +114,8 @@ void test_all_or_none() {
 // Different numbers, or a number too large for the lane, send both ranks to the coordinator.
 void test_other_numbers() {
   const std::shared_ptr<Segment> segment = Segment::create(2, 8192, false);
-  Lane first(*segment, 0, std::chrono::microseconds(0));
-  Lane second(*segment, 1, std::chrono::microseconds(0));
+  Lane first(*segment, 0, WaitPolicy{});
+  Lane second(*segment, 1, WaitPolicy{});
   CHECK(!first.agree(empty(LaneRounds::kMostNumbers, 0)));
   CHECK(!first.agree(empty(7, 0)));   // no other rank arrives
   CHECK(!second.agree(empty(8, 0)));  // the other rank has spoiled the round: fails at once
@@ -130,8 +130,8 @@ void test_other_numbers() {
 // A rank that asks the coordinator will not arrive, also for those that come to the lane after it has left.
 void test_no_wait_for_a_rank_that_asks() {
   const std::shared_ptr<Segment> segment = Segment::create(2, 8192, false);
-  Lane first(*segment, 0, std::chrono::microseconds(0));
-  Lane second(*segment, 1, std::chrono::microseconds(0));
+  Lane first(*segment, 0, WaitPolicy{});
+  Lane second(*segment, 1, WaitPolicy{});
   int looks = 0;
   const auto looks_of_first = [&](uint32_t instance) {
     looks = 0;
