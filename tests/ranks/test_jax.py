@@ -308,6 +308,11 @@ def test_errors() -> None:
             jax.jit(lambda x: hvd.allreduce(x, name="z"))(jnp.ones(2, jnp.complex64))
         with pytest.raises(OverflowError, match="3000000000 to 3000000000 do not fit into int32; set jax_enable_x64"):
             hvd.allreduce(np.array([3_000_000_000]), op=hvd.Sum)
+        with pytest.raises(OverflowError, match=r"1.0 to 1e\+300 do not fit into float32; set jax_enable_x64"):
+            hvd.allreduce(np.array([1, 1e300, np.inf, np.nan]), op=hvd.Sum)
+        for call in (hvd.barrier, hvd.join):
+            with pytest.raises(InvalidRequest, match=r"it works outside of jax\.jit only"):
+                jax.jit(lambda x, call=call: x + (call() or 0))(1.0)
         with pytest.raises(NotImplementedError, match="Adasum has no gradient"):
             jax.grad(lambda x: hvd.allreduce(x, op=hvd.Adasum).sum())(jnp.ones(2))
         # The job goes on.

@@ -8,7 +8,6 @@ optimizer = hvd.DistributedOptimizer(optimizer)  # an optimizer of Optax
 
 from farandole.core import public as _public
 from farandole.core.operations.objects import allgather_object, broadcast_object
-from farandole.core.operations.ops import barrier, join
 from farandole.core.public import *
 from farandole.errors import HorovodInternalError
 from farandole.extras import importing as _importing
@@ -24,12 +23,10 @@ __all__ = [
     "DistributedOptimizer",
     "HorovodInternalError",
     "allgather_object",
-    "barrier",
     "broadcast_object",
     "broadcast_parameters",
     "elastic",
     "grad",
-    "join",
     "value_and_grad",
 ]
 __all__ += _public.__all__

@@ -14,9 +14,11 @@ from farandole.core.operations.compression import (
     Int8Compressor,
     NoneCompressor,
 )
+from farandole.core.operations import ops as outside
 from farandole.core.operations.ops import Operations
 from farandole.core.operations.reduction import Average
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
+from farandole.errors import InvalidRequest
 from farandole.jax.adapter import Array, JaxAdapter, keys_of, numbers_of
 from farandole.jax.differentiable import Differentiable
 from farandole.jax.traced import joins_program
@@ -26,10 +28,12 @@ __all__ = [
     "allgather",
     "allreduce",
     "alltoall",
+    "barrier",
     "broadcast",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
+    "join",
     "reducescatter",
 ]
 
@@ -177,15 +181,36 @@ def grouped_reducescatter(
     )
 
 
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Block until every rank has called it. It does not wait for operations in flight.
+
+    Raises `InvalidRequest` within a program, such as a function under jax.jit: it would run once, when that is
+    traced."""
+    _require_no_program("barrier")
+    outside.barrier(process_set)
+
+
+def join(device: int = -1) -> int:
+    """Declare that this rank has no more data; see `farandole.core.operations.ops.join`, and `barrier` for programs."""
+    _require_no_program("join")
+    return outside.join(device)
+
+
+def _require_no_program(what: str) -> None:
+    if joins_program():
+        raise InvalidRequest(what, "it works outside of jax.jit only; within, it would run once, during tracing")
+
+
 def _array(given: object) -> Array:
-    """Return `given` as an array of JAX; raises `OverflowError` for integers that its dtype there does not hold."""
+    """Return `given` as an array of JAX; raises `OverflowError` for numbers that its dtype there does not hold."""
     if isinstance(given, jax.Array):
         return given
-    array = jnp.asarray(given)
     held = np.asarray(given)
-    # JAX makes 32 bits of 64 without a word, unless jax_enable_x64 is set.
-    if held.dtype.kind in "iu" and held.dtype != array.dtype and held.size:
-        least, most, limits = held.min(), held.max(), np.iinfo(array.dtype)
-        if least < limits.min or most > limits.max:
-            raise OverflowError(f"{least} to {most} do not fit into {array.dtype}; set jax_enable_x64")
-    return array
+    if held.dtype.kind in "iuf" and held.size:
+        # JAX makes 32 bits of 64 without a word, unless jax_enable_x64 is set.
+        dtype = jax.dtypes.canonicalize_dtype(held.dtype)
+        known = held[np.isfinite(held)] if held.dtype.kind == "f" else held
+        limits = np.finfo(dtype) if held.dtype.kind == "f" else np.iinfo(dtype)
+        if dtype != held.dtype and known.size and (known.min() < limits.min or known.max() > limits.max):
+            raise OverflowError(f"{known.min()} to {known.max()} do not fit into {dtype}; set jax_enable_x64")
+    return jnp.asarray(given)
