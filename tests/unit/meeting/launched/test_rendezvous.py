@@ -148,6 +148,11 @@ def test_tasks_of_srun_share_a_file_that_nobody_else_reads(folder: Path) -> None
     (file,) = folder.iterdir()
     assert file.name == "slurm-7-3-0" and file.stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
+    # Two clusters with a job of that number may share the folder.
+    elsewhere = FolderExchange(SLURM | {"SLURM_PROCID": "0", "SLURM_CLUSTER_NAME": "two"}, 2, str(folder))
+    elsewhere.share(b"other", Deadline(LIMIT))
+    assert second.share(b"", Deadline(LIMIT)) == b"card"
+    elsewhere.close()
     first.close()
     assert list(folder.iterdir()) == []
 
