@@ -22,6 +22,7 @@ constexpr microseconds kStream{60};    // the same within a burst, where the dri
 constexpr microseconds kGather{150};   // a nap costs the submitting thread some 20 us of its core
 constexpr int kMostGathering = 7;
 constexpr uint64_t kLookEvery = 4;  // rounds of a wait, each with system calls for links
+constexpr uint64_t kCheckEvery = 64;
 
 uint64_t ns(nanoseconds span) { return static_cast<uint64_t>(span.count()); }
 
@@ -83,9 +84,10 @@ bool Driver::wait(Operation& operation, nanoseconds limit) {
     if (++pauses % kLookEvery != 0) continue;
     const uint64_t now = now_ns();
     if (pauses == kLookEvery) idle_since = now;
-    work_.check_peers();
+    const bool awake = stay_awake(now - idle_since, spin_ns_);
+    if (!awake || pauses % kCheckEvery == 0) work_.check_peers();
     if (now > deadline) break;
-    if (stay_awake(now - idle_since, spin_ns_)) continue;
+    if (awake) continue;
     work_.arm_doorbell();
     driving.unlock();
     turn_.wake_sleepers();
