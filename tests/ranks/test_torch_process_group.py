@@ -230,6 +230,24 @@ def test_dtypes_that_cannot_be_reduced_are_moved() -> None:
     in_group(2, body)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (0, 3)])
+def test_single_elements_and_none_of_any_stride_are_moved(shape: tuple[int, ...]) -> None:
+    def body(group: FarandoleGroup) -> None:
+        def every_other(values: torch.Tensor) -> torch.Tensor:
+            view = values.new_empty((*shape, 2))[..., 0] if group.rank() else values.new_empty(shape)
+            return view.copy_(values)
+
+        everybody = [torch.full(shape, complex(rank, 1), dtype=torch.complex128) for rank in range(2)]
+        tensor = every_other(everybody[group.rank()])
+        outputs = [every_other(torch.zeros_like(tensor)) for _ in range(2)]
+        group.allgather([outputs], [tensor]).wait()
+        assert all(map(torch.equal, outputs, everybody))
+        group.broadcast([tensor], now(c10d.BroadcastOptions(), rootRank=1)).wait()
+        assert torch.equal(tensor, everybody[1])
+
+    in_group(2, body)
+
+
 def test_more_under_way_than_there_are_names() -> None:
     def body(group: FarandoleGroup) -> None:
         tensors = [torch.full((10,), float(each + group.rank())) for each in range(5 * PERIOD)]
@@ -294,6 +312,11 @@ def test_strided_tensors(asynchronous: bool) -> None:
         outputs = [strided(torch.zeros_like(mine)), torch.zeros_like(mine)]
         group.allgather([outputs], [tensor], now(c10d.AllgatherOptions(), **fields)).wait()
         assert all(map(torch.equal, outputs, (mine, other)))
+        lists = [[strided(torch.zeros_like(mine)), torch.zeros(2)] for _ in range(2)]
+        inputs = [tensor, values(rank, 2)]
+        group.allgather_coalesced(lists, inputs, now(c10d.AllgatherOptions(), **fields)).wait()
+        assert all(map(torch.equal, (lists[0][0], lists[1][0]), (mine, other)))
+        assert all(map(torch.equal, (lists[0][1], lists[1][1]), of_all(2, 2)))
         joined = torch.empty(3, 4, 2, 1).transpose(0, 1)
         group.all_gather_single(joined, tensor, now(c10d.AllgatherOptions(), **fields)).wait()
         assert torch.equal(joined, torch.cat([mine, other]))

@@ -232,6 +232,7 @@ class FarandoleGroup(NamedGroup):
             request, source.dtype, (source, whole), results, _is_now(opts), finish, given=input_tensors
         )
 
+    @writes_strided
     def allgather_coalesced(
         self,
         output_lists: Sequence[Sequence[Tensor]],
@@ -249,9 +250,7 @@ class FarandoleGroup(NamedGroup):
 
         request, signature = Request(kinds.ALLGATHER, what, grouped=True), tuple(each.dtype for each in sources)
         outputs = list(chain(*results))
-        return self._submitter.submit(
-            request, signature, (sources, None), outputs, _is_now(opts), finish, given=input_list
-        )
+        return self._submitter.submit(request, signature, (sources, None), outputs, _is_now(opts), finish, input_list)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: "AllgatherOptions | None" = None

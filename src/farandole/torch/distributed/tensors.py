@@ -58,8 +58,14 @@ def writable(tensor: Tensor, what: str) -> Tensor:
 def flat(tensor: Tensor, what: str, write: bool = False) -> Tensor:
     """Return the tensor as one row. A dtype that the engine cannot reduce becomes bytes, which it can move."""
     if tensor.dtype not in DTYPES and tensor.layout is torch.strided:
-        tensor = _dense(tensor.detach(), what, write).view(torch.uint8)
+        # As a row first: only then has a single element the stride 1, without which it cannot become bytes.
+        tensor = _row(_dense(tensor.detach(), what, write)).view(torch.uint8)
     return (writable if write else readable)(tensor, what).view(-1)
+
+
+def _row(tensor: Tensor) -> Tensor:
+    """Return a dense tensor as one row of stride 1; dimensions of one element may have any stride."""
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def is_dense(tensor: Tensor) -> bool:
