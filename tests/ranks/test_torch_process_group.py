@@ -262,6 +262,30 @@ def test_more_under_way_than_there_are_names() -> None:
     in_group(2, body)
 
 
+@pytest.mark.parametrize("waits", ["for a future", "with a limit"])
+def test_a_callback_waits_for_a_collective_of_its_own(waits: str) -> None:
+    """Callbacks of PowerSGD's hook for DDP do."""
+
+    attached = threading.Event()
+
+    def body(group: FarandoleGroup) -> None:
+        def again(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            work = group.allreduce([future.value()])
+            if waits == "for a future":
+                return work.get_future().wait()[0]
+            assert work.wait(SHORT)
+            return work.result()[0]
+
+        if group.rank() == 1:  # so that rank 0's callbacks run on the thread that completes futures
+            assert attached.wait(SHORT.total_seconds())
+        future = group.allreduce([torch.ones(3)]).get_future()
+        last = future.then(lambda future: future.value()[0]).then(again).then(again)
+        attached.set()
+        assert torch.equal(last.wait(), torch.full((3,), 8.0))
+
+    in_group(2, body)
+
+
 def test_ranks_that_differ_hear_so_and_can_go_on() -> None:
     def body(group: FarandoleGroup) -> None:
         for opts in (now(c10d.AllreduceOptions()), None):

@@ -208,12 +208,14 @@ def _same(future: Future[Results]) -> Future[Results]:
 class Follower:
     """Thread that waits, one after the other, for the collectives with futures; it starts with the first one.
 
+    A callback may wait for the futures of collectives that it starts: then another thread follows the next ones.
     torch's C++ code needs it, DDP above all: it waits only for futures."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._queue: queue.SimpleQueue[tuple[Underway, Listener] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._replaced: set[threading.Thread] = set()  # they end with the callback that they run
         self._lock = threading.Lock()
         self.unawaited: deque[Work] = deque(maxlen=MOST_UNAWAITED)
 
@@ -242,15 +244,21 @@ class Follower:
         self.unawaited.clear()
         with self._lock:
             thread, self._thread = self._thread, None
+            ending = set(self._replaced)
         if thread is not None:
             self._queue.put(None)
-            if thread is not threading.current_thread():  # a callback may end the process group
-                thread.join()
+            ending.add(thread)
+        for each in ending - {threading.current_thread()}:  # a callback may end the process group
+            each.join()
 
     def _follow(self, underway: Underway, listener: Listener) -> None:
         self._queue.put((underway, listener))
+        current = threading.current_thread()
         with self._lock:
-            if self._thread is None:
+            if self._thread is None or self._thread is current:
+                if self._thread is current:
+                    # A callback may wait for what it starts, as PowerSGD's does: another thread takes over.
+                    self._replaced.add(current)
                 # A daemon: a program may end without destroying its process group.
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()
@@ -266,6 +274,16 @@ class Follower:
             except Exception as error:
                 self._tell_failure(listener, error)
             del followed, underway, listener  # drop the tensors too, while it waits for the next
+            if self._ends():
+                return
+
+    def _ends(self) -> bool:
+        """Return whether another thread has taken over from the calling one."""
+        current = threading.current_thread()
+        with self._lock:
+            ends = current in self._replaced
+            self._replaced.discard(current)
+        return ends
 
     def _tell_failure(self, listener: Listener, error: Exception) -> None:
         try:
