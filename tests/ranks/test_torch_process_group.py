@@ -498,3 +498,17 @@ def test_who_does_not_come_is_named(kind: str, tmp_path: Path) -> None:
     store = dist.HashStore() if kind == "memory" else dist.FileStore(str(tmp_path / "store"), 3)
     with pytest.raises(RendezvousError, match="missing: ranks 1 and 2"):
         StoreRendezvous(store, 0, 3, secret=None, timeout=timedelta(milliseconds=50))
+
+
+def test_a_compiled_program_runs_collectives_as_written() -> None:
+    def body(group: FarandoleGroup) -> None:
+        @torch.compiler.disable(recursive=False)  # as the functions of torch.distributed are
+        def doubled(tensor: torch.Tensor) -> torch.Tensor:
+            works = [group.allreduce([tensor]), group.broadcast([tensor.view(1, 3).t()], c10d.BroadcastOptions())]
+            assert all(work.wait() and work.is_success() for work in works)
+            return tensor * 2
+
+        compiled = torch.compile(lambda tensor: doubled(tensor + 1) - 1, backend="eager")
+        assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 3.0))
+
+    in_group(1, body)

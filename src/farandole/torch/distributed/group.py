@@ -18,6 +18,7 @@ from farandole.core.operations.reduction import Average, Reduction, Sum
 from farandole.core.operations.request import Request
 from farandole.errors import InvalidRequest
 from farandole.meeting.rendezvous import Rendezvous
+from farandole.torch.distributed.compiler import run_as_written
 from farandole.torch.distributed.gathered import Fold, fold_bits, fold_of, sum_sparse
 from farandole.torch.distributed.monitored import monitored_barrier
 from farandole.torch.distributed.named_group import NamedGroup
@@ -60,6 +61,7 @@ ANY_RANK = -1
 BARRIER_TAG = 1 << 31  # programs have the tags below
 
 
+@run_as_written
 class FarandoleGroup(NamedGroup):
     """The ranks of `rendezvous`, with their own engine; made by `init_process_group(backend="farandole")`.
 
@@ -374,9 +376,8 @@ class FarandoleGroup(NamedGroup):
                 unpack(targets, part.result())
 
         request = Request(kinds.ALLTOALL, what, splits=[source.numel() for source in sources])
-        return self._submitter.submit(
-            request, (), (packed(sources), whole), list(outputs), _is_now(opts), finish, inputs
-        )
+        pair = (packed(sources), whole)
+        return self._submitter.submit(request, (), pair, list(outputs), _is_now(opts), finish, inputs)
 
 
 def _end(context: Context, follower: Follower, process: int) -> None:

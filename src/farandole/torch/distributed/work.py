@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from farandole.errors import CollectiveError
+from farandole.torch.distributed.compiler import run_as_written
 from farandole.torch.distributed.names import Part, SinglePart
 from farandole.torch.distributed.streams import Mark, SideStreams, gpus_of, new_future
 
@@ -94,6 +95,7 @@ class Underway:
         return None
 
 
+@run_as_written
 class Work(dist.Work):
     """A collective under way, or completed if `underway` is None.
 
@@ -189,6 +191,7 @@ class Work(dist.Work):
         return Work(results, Underway([underway], results, lambda error: error, finish), self._follower)
 
 
+@run_as_written
 class Transfer(Work):
     """A message under way to or from another rank."""
 
