@@ -512,3 +512,11 @@ def test_a_compiled_program_runs_collectives_as_written() -> None:
         assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 3.0))
 
     in_group(1, body)
+
+
+def test_checkpoints_find_the_cpu() -> None:
+    def body(group: FarandoleGroup) -> None:
+        assert "cpu" in c10d._device_capability(group)
+        assert c10d._get_object_coll_device(group) == "cpu"
+
+    in_group(1, body)

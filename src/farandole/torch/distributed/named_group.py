@@ -30,6 +30,11 @@ class NamedGroup(dist.ProcessGroup):
         """The group's name in errors; empty for the group of all ranks."""
         return self._label
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors it takes; checkpoints look for the CPU among them."""
+        return [torch.device("cpu"), torch.device("cuda")]
+
     def getGroupName(self) -> str:
         """Return `group_name`."""
         return self._name
