@@ -124,6 +124,22 @@ def check_a_loss_scaler_skips_on_all_ranks(rank: int, size: int) -> None:
                 assert_same(variable.numpy(), [want])
 
 
+def check_a_loss_scaler_skips_for_a_local_variable(rank: int, size: int) -> None:
+    scaler = keras.mixed_precision.LossScaleOptimizer
+    for kind in KINDS.values():
+        for wrap in (
+            lambda optimizer: hvd.DistributedOptimizer(scaler(optimizer)),
+            lambda optimizer: scaler(hvd.DistributedOptimizer(optimizer)),
+        ):
+            mine, ours = tf.Variable([1.0]), tf.Variable([1.0])
+            wrapped = wrap(kind.SGD(0.1))
+            wrapped.inner_optimizer.register_local_var(mine)
+            for gradient, want in ((float("inf") if rank else 1.0, 1.0), (2.0, 0.9)):
+                wrapped.apply_gradients([(tf.constant([gradient]), mine), (tf.constant([1.0]), ours)])
+                assert_same(mine.numpy(), [want])
+                assert_same(ours.numpy(), [want])
+
+
 def check_callbacks(rank: int, size: int) -> None:
     """As in one process: ranks start with equal weights, the rate warms up and corrects momentum, metrics are means."""
     want = _with_warm_up()

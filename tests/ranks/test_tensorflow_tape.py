@@ -225,6 +225,27 @@ def test_local_sources(scale: bool, compiled: bool) -> None:
             np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_an_infinity_of_a_local_source_is_seen_on_all_ranks(sparse: bool, compiled: bool) -> None:
+    def body(context: Context) -> list[bool]:
+        mine, ours = tf.Variable([1.0]), tf.Variable([[1.0], [1.0]])
+
+        def differentiate(factor: Any) -> Any:
+            with tf.GradientTape() as tape:
+                read = tf.gather(ours, [0]) if sparse else ours
+                loss = tf.reduce_sum(mine) * factor + tf.reduce_sum(read)
+            tape = hvd.DistributedGradientTape(tape)
+            tape.register_local_source(mine)
+            return [tf.convert_to_tensor(each) for each in tape.gradient(loss, [mine, ours])]
+
+        run = tf.function(differentiate) if compiled else differentiate
+        steps = [run(tf.constant(factor)) for factor in (float("inf") if context.rank else 1.0, 1.0)]
+        return [all(np.isfinite(each.numpy()).all() for each in gradients) for gradients in steps]
+
+    assert run_ranks(2, body) == [[False, True]] * 2
+
+
 def test_local_layers() -> None:
     def body(context: Context) -> list[list[float]]:
         mine, ours = (tf.keras.layers.Dense(1, kernel_initializer="ones") for _ in range(2))

@@ -18,7 +18,7 @@ from farandole.keras.front import Front, mix_in
 from farandole.keras.generation import Distribution
 from farandole.keras.saved_files import with_maker
 from farandole.tensorflow.aggregation import Aggregation
-from farandole.tensorflow.reducer import identify
+from farandole.tensorflow.reducer import identify, spread_infinities
 from farandole.tensorflow.tracing import as_written
 
 Pairs: TypeAlias = list[tuple[Tensor | None, Variable]]
@@ -46,7 +46,9 @@ class _Distributed(_Front):
 
     Gradients of several passes are reduced in the last pass."""
 
-    _has_joined = False  # the current call of apply_gradients has reduced; an attribute of the class
+    # Attributes of the class, like the exchange.
+    _is_applying = False  # a call of apply_gradients is running
+    _has_joined = False  # it has reduced
 
     @as_written
     def apply_gradients(
@@ -63,7 +65,11 @@ class _Distributed(_Front):
         pairs = list(grads_and_vars)
         if self._aggregation.passes == 1:
             type(self)._has_joined = all(gradient is None for gradient, _ in pairs)
-            applied = apply(pairs, name=name, **options)
+            type(self)._is_applying = True
+            try:
+                applied = apply(pairs, name=name, **options)
+            finally:
+                type(self)._is_applying = False
             if not self._has_joined:
                 raise RuntimeError(
                     f"{type(self).__name__}.apply_gradients adds up no gradients of replicas, so those of ranks "
@@ -90,6 +96,10 @@ class _Distributed(_Front):
             raise ValueError(_SEVERAL_PASSES)
         type(self)._has_joined = True
         gradients, variables = zip(*pairs, strict=True)
+        if not self._is_applying and not self._exchange.alone:
+            # A loss scaler calls this to check the result. All ranks have to skip the same steps.
+            local = [identify(variable) in self._exchange.local for variable in variables]
+            gradients = spread_infinities(gradients, local)
         return list(zip(self._reduce(gradients, variables), variables, strict=True))
 
     def _reduce(self, gradients: Sequence[Tensor | None], variables: Sequence[Variable]) -> list[Tensor]:

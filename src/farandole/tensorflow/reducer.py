@@ -78,8 +78,9 @@ class Reducer:
     ) -> list[Gradient]:
         """Return the reduced gradients, in order; None stays None.
 
-        Gradients of local sources are only divided by the number of ranks. Ranks outside of the process set get their
-        own gradients back. With `generic` the operations' names do not include the variables'. Blocks in eager mode
+        Gradients of local sources are only divided by the number of ranks. If one of them is not finite, a reduced
+        gradient is infinite on all ranks, so that loss scalers of all ranks skip the step. Ranks outside of the process
+        set get their own gradients back. With `generic` the operations' names do not include the variables'. Blocks in eager mode
         until every rank has taken part.
         """
         # The set may have been removed, or the job ended, since construction.
@@ -94,6 +95,7 @@ class Reducer:
                 found[place] = tf.convert_to_tensor(gradient)
         if tf.executing_eagerly() and self.options.process_set.size() == 1:
             return found
+        found = spread_infinities(found, [self.is_local(source) for source in sources])
         prefix = self.prefix if tf.executing_eagerly() else f"{function_prefix()}{self.prefix}"
         for group in self._groups(found, sources):
             first = group[0]
@@ -161,6 +163,33 @@ class Reducer:
         if len(gradients) == 1:
             return [allreduce(gradients[0], **arguments)]
         return list(grouped_allreduce(gradients, **arguments))
+
+
+def spread_infinities(gradients: Sequence[Gradient], local: Sequence[bool]) -> list[Gradient]:
+    """Return `gradients`, with infinities in one that will be reduced if one of the `local` ones is not finite.
+
+    A loss scaler that checks the reduced gradients then skips the step on all ranks, without another request."""
+    found = list(gradients)
+    own = [_values(each) for each, is_local in zip(found, local, strict=True) if is_local and each is not None]
+    own = [each for each in own if each.dtype.is_floating]
+    shared = [
+        place
+        for place, (each, is_local) in enumerate(zip(found, local, strict=True))
+        if not is_local and each is not None and each.dtype.is_floating
+    ]
+    if own and shared:
+        # Slices may have no rows.
+        place = next((each for each in shared if not isinstance(found[each], tf.IndexedSlices)), shared[0])
+        chosen = found[place]
+        is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in own])
+        values = tf.where(is_finite, _values(chosen), tf.constant(float("inf"), chosen.dtype))
+        is_sparse = isinstance(chosen, tf.IndexedSlices)
+        found[place] = tf.IndexedSlices(values, chosen.indices, chosen.dense_shape) if is_sparse else values
+    return found
+
+
+def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def identify(source: Source) -> int:
