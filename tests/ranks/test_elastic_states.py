@@ -256,6 +256,31 @@ def test_schedulers_in_a_torch_state_still_set_the_rate_of_the_optimizer() -> No
     assert run_ranks(2, body) == [pytest.approx([0.1, 0.01, 0.1])] * 2
 
 
+def test_gradient_scalers_in_a_torch_state_forget_an_unfinished_step() -> None:
+    require("torch")
+    import torch
+
+    import farandole.torch as hvd
+
+    def body(context: Context) -> list[float]:
+        model = torch.nn.Linear(1, 1, bias=False)
+        model.weight.data.fill_(1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        state = hvd.elastic.TorchState(model, optimizer, scaler=scaler)
+        for is_lost in (True, False):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(1, 1)).sum()).backward()
+            if is_lost:
+                scaler.unscale_(optimizer)
+                state.restore()
+        scaler.step(optimizer)
+        scaler.update()
+        return [model.weight.item(), scaler.get_scale()]
+
+    assert run_ranks(1, body) == [[0.75, 1024.0]]
+
+
 def test_torch_gradients_of_a_dead_engine_are_dropped(in_elastic_job: None) -> None:
     require("torch")
     import torch

@@ -158,12 +158,25 @@ class SamplerStateHandler(StatefulHandler[ElasticSampler]):
         self.value.reset()
 
 
+class _ScalerStateHandler(StatefulHandler[torch.amp.GradScaler]):
+    """Handler of a gradient scaler: its scale, without the optimizers of an unfinished step."""
+
+    def restore(self) -> None:
+        super().restore()
+        self.reset()
+
+    def reset(self) -> None:
+        # Else the next step would take its gradients for unscaled already: `load_state_dict` keeps these notes.
+        self.value._per_optimizer_states.clear()
+
+
 Registry = list[tuple[type, type[StateHandler[Any]]]]
 
 _registry: Registry = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
+    (torch.amp.GradScaler, _ScalerStateHandler),
 ]
 
 
