@@ -78,6 +78,24 @@ def check_several_passes(rank: int, size: int) -> None:
         assert int(optimizer.iterations) == EPOCHS * STEPS
 
 
+def check_elastic_states_drop_an_unfinished_step(rank: int, size: int) -> None:
+    for kind in KINDS.values():
+        model = build()
+        optimizer = hvd.DistributedOptimizer(kind.SGD(1.0), backward_passes_per_step=2)
+        model.compile(optimizer, "mse")
+        state = hvd.elastic.KerasState(model)
+        state.sync()
+        before, variables = model.get_weights(), model.trainable_variables
+        gradients = [tf.ones_like(each) for each in variables]
+        if rank == 0:
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        state.restore()
+        for _ in range(2):
+            assert_same(model.get_weights()[0], before[0])
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        assert_same(model.get_weights()[0], before[0] - 2)
+
+
 def check_several_passes_of_sparse_gradients(rank: int, size: int) -> None:
     """Slices are summed as dense gradients, which are averaged over ranks in every second pass."""
     for kind in KINDS.values():

@@ -554,6 +554,34 @@ def test_tensorflow_states_of_graphs(frameworks: None) -> None:
     run_ranks(2, body)
 
 
+def test_tensorflow_states_of_graphs_drop_an_unfinished_step(frameworks: None) -> None:
+    require("tensorflow")
+    import tensorflow as tf
+
+    import farandole.tensorflow as hvd
+
+    v1 = tf.compat.v1
+
+    def body(context: Context) -> list[float]:
+        with tf.Graph().as_default(), v1.Session() as session:
+            variable, gradient = v1.get_variable("variable", initializer=1.0), v1.placeholder(tf.float32, [])
+            sgd = v1.train.GradientDescentOptimizer(0.25)
+            optimizer = hvd.DistributedOptimizer(sgd, backward_passes_per_step=2, average_aggregated_gradients=True)
+            step = optimizer.apply_gradients(optimizer.compute_gradients(variable * gradient, [variable]))
+            session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+            state = hvd.elastic.TensorFlowState(session=session)
+            state.sync()
+            found = []
+            session.run(step, {gradient: 8.0})
+            state.restore()
+            for _ in range(2):
+                session.run(step, {gradient: 1.0})
+                found.append(float(session.run(variable)))
+            return found
+
+    assert run_ranks(1, body) == [[1.0, 0.75]]
+
+
 def test_jax_arrays_need_no_copies(frameworks: None) -> None:
     require("jax")
     import jax.numpy as jnp

@@ -51,6 +51,7 @@ class _ModelHandler(StateHandler[Model]):
         self._saved = [np.array(keras.ops.convert_to_numpy(variable)) for variable in self._all()]
 
     def restore(self) -> None:
+        self.reset()
         if getattr(self.value, "_jax_state", None) is not None:
             # On JAX, `fit` keeps the values outside of the variables. A step that has failed has consumed them.
             self.value._jax_state, self.value._jax_state_synced = None, True
@@ -60,8 +61,16 @@ class _ModelHandler(StateHandler[Model]):
     def sync(self) -> None:
         broadcast_variables(self._variables(), root_rank=0)
 
+    def reset(self) -> None:
+        optimizer = self._found_optimizer()
+        if optimizer is not None:
+            generation_of(optimizer).drop_sums(optimizer)
+
+    def _found_optimizer(self) -> Optimizer | None:
+        return self._optimizer or getattr(self.value, "optimizer", None)
+
     def _variables(self) -> list[Variable]:
-        model, optimizer = self.value, self._optimizer or getattr(self.value, "optimizer", None)
+        model, optimizer = self.value, self._found_optimizer()
         if optimizer is None:
             return list(model.weights)
         return [*model.weights, *generation_of(optimizer).build(optimizer, model.trainable_variables)]

@@ -56,6 +56,9 @@ class Generation(Protocol):
     def sums(self, optimizer: Optimizer) -> list[Variable]:
         """Return those of a built optimizer's variables that hold the gradients of the passes of an unfinished step."""
 
+    def drop_sums(self, optimizer: Optimizer) -> None:
+        """Drop the sums of the passes of an unfinished step that are not among the optimizer's variables."""
+
     def load(self, filepath: str | Path, objects: Mapping[str, object]) -> Model:
         """Load a saved model with its optimizer's state; `objects` are custom objects by name."""
 

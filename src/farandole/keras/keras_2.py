@@ -180,6 +180,12 @@ def sums(optimizer: Optimizer) -> list[Variable]:
     return []
 
 
+def drop_sums(optimizer: Optimizer) -> None:
+    """See `Generation`."""
+    if isinstance(optimizer, _Front):
+        optimizer._aggregation.clear()
+
+
 def load(filepath: str | Path, objects: Mapping[str, object]) -> Model:
     """See `Generation`."""
     return tf_keras.models.load_model(filepath, custom_objects=with_maker(filepath, objects))

@@ -18,6 +18,7 @@ __all__ = [
     "ScaledDistributed",
     "build",
     "distribute",
+    "drop_sums",
     "has_legacy",
     "has_schedule",
     "library",
@@ -167,6 +168,10 @@ def sums(optimizer: Optimizer) -> list[Variable]:
     """See `Generation`."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return list(inner._accumulated_gradients) if inner.gradient_accumulation_steps else []
+
+
+def drop_sums(optimizer: Optimizer) -> None:
+    """See `Generation`. All sums are variables of the optimizer."""
 
 
 def take_scaler_in_front(optimizer: Optimizer) -> Optimizer:

@@ -10,6 +10,8 @@ from farandole.tensorflow.reducer import Gradient, Source, identify
 
 Variable: TypeAlias = tf.Variable
 
+SUMS = "farandole/sums"  # a graph's collection of the variables of its aggregations
+
 
 class Aggregation:
     """Sums of gradients in local variables, and a count of passes, in eager mode, functions and graphs.
@@ -32,6 +34,13 @@ class Aggregation:
     def again(self) -> "Aggregation":
         """Return a new one with the same options, for another optimizer."""
         return Aggregation(self.passes, self._average)
+
+    def clear(self) -> None:
+        """Drop the sums and the count of an unfinished step, in eager mode; other ranks may have done other passes."""
+        self._added.clear()
+        sums = [total for _, total in self._sums.values()]
+        for variable in sums if self._count is None else [*sums, self._count]:
+            variable.assign(tf.zeros_like(variable))
 
     def add(
         self,
@@ -128,7 +137,7 @@ def _local_variable(zeros: Callable[[], tf.Tensor], name: str) -> Variable:
             zeros,
             trainable=False,
             use_resource=True,
-            collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+            collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES, SUMS],
             name=f"aggregation/{name}",
         )
 

@@ -26,6 +26,7 @@ from farandole.elastic import (
     StateHandler,
     run,
 )
+from farandole.tensorflow.aggregation import SUMS
 from farandole.tensorflow.broadcasting import broadcast_variables
 
 __all__ = [
@@ -52,6 +53,7 @@ class _VariablesHandler(StateHandler[list[Variable]]):
             # The graph may be finalized later.
             with session.graph.as_default():
                 self._broadcast = broadcast_variables(variables, root_rank=0)
+                self._clear = tf.group(*(each.initializer for each in session.graph.get_collection(SUMS)))
         self.save()
 
     def save(self) -> None:
@@ -59,6 +61,7 @@ class _VariablesHandler(StateHandler[list[Variable]]):
         self._saved: list[object] = read(self.value) if self.value else []
 
     def restore(self) -> None:
+        self.reset()
         for variable, value in zip(self.value, self._saved, strict=True):
             if self._session is None:
                 variable.assign(value)
@@ -70,6 +73,11 @@ class _VariablesHandler(StateHandler[list[Variable]]):
             self._session.run(self._broadcast)
         else:
             broadcast_variables(self.value, root_rank=0)
+
+    def reset(self) -> None:
+        # The sums of an unfinished step: other ranks may have done other passes.
+        if self._session is not None:
+            self._session.run(self._clear)
 
 
 class TensorFlowState(ObjectState):
