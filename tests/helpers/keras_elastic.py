@@ -114,3 +114,19 @@ def check_a_model_must_be_built(rank: int, size: int) -> None:
         assert "no weights yet" in str(error)
     else:
         raise AssertionError("a model without weights was taken")
+
+
+def check_variables_are_those_of_the_other_ranks_and_of_the_last_commit(rank: int, size: int) -> None:
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    state = hvd.elastic.KerasState(model)
+    state.sync()
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    if rank == 1:
+        model.compile(optimizer, "mse")
+    for call, text in ((state.sync, "alike on all ranks"), (state.restore, "in the last commit")):
+        try:
+            call()
+        except ValueError as error:
+            assert text in str(error)
+        else:
+            assert call == state.restore and rank == 0

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from farandole.core import default
-from farandole.core.operations.objects import broadcast_object
+from farandole.core.operations.objects import allgather_object, broadcast_object
 from farandole.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, StateHandler, run
 from farandole.keras.backend import Model, Optimizer, Variable
 from farandole.keras.callbacks.base import Callback
@@ -55,11 +55,26 @@ class _ModelHandler(StateHandler[Model]):
         if getattr(self.value, "_jax_state", None) is not None:
             # On JAX, `fit` keeps the values outside of the variables. A step that has failed has consumed them.
             self.value._jax_state, self.value._jax_state_synced = None, True
-        for variable, value in zip(self._all(), self._saved, strict=True):
+        held = self._all()
+        if _shapes(held) != [value.shape for value in self._saved]:
+            raise ValueError(
+                "the variables of the model and its optimizer are others than in the last commit, which cannot be "
+                f"restored: {len(held)} now, {len(self._saved)} then; compile the model before its state is made, and "
+                "commit after each change of its layers or optimizer"
+            )
+        for variable, value in zip(held, self._saved, strict=True):
             variable.assign(value)
 
     def sync(self) -> None:
-        broadcast_variables(self._variables(), root_rank=0)
+        held = self._variables()
+        shapes = allgather_object(_shapes(held), name="elastic.model")
+        if others := [rank for rank, each in enumerate(shapes) if each != shapes[0]]:
+            numbers = {rank: len(shapes[rank]) for rank in (0, *others)}
+            raise ValueError(
+                "ranks have other variables of the model and its optimizer than rank 0, in number (by rank) "
+                f"{numbers}: build and compile the model alike on all ranks before elastic.run calls the function"
+            )
+        broadcast_variables(held, root_rank=0)
 
     def reset(self) -> None:
         optimizer = self._found_optimizer()
@@ -80,6 +95,10 @@ class _ModelHandler(StateHandler[Model]):
         common = self._variables()
         known = {id(variable) for variable in common}
         return [*common, *(each for each in self.value.non_trainable_variables if id(each) not in known)]
+
+
+def _shapes(variables: list[Variable]) -> list[tuple[int, ...]]:
+    return [tuple(variable.shape) for variable in variables]
 
 
 class KerasState(ObjectState):
