@@ -14,6 +14,9 @@ from farandole import elastic
 from farandole.core import default
 from farandole.core.context import Context
 from farandole.core.default import use
+from farandole.core.operations.kinds import ALLREDUCE
+from farandole.core.operations.reduction import Max, Reduction
+from farandole.core.operations.request import Request
 from farandole.core.process_sets.process_set import ProcessSet, add_process_set, remove_process_set
 from farandole.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState
 from farandole.meeting.rendezvous import SoloRendezvous, ThreadRendezvous
@@ -61,6 +64,28 @@ def test_a_change_of_hosts_that_one_rank_knows_of_is_raised_on_all(told: int, sk
 
 class Wrapped(Exception):
     """An error of a framework."""
+
+
+def test_ranks_that_go_back_while_others_keep_their_state_take_it_over() -> None:
+    def body(context: Context) -> tuple[bool, int]:
+        state = ObjectState(step=0)
+        state.sync()
+        state.hold()
+        state.commit()
+        state.step = 1
+        if context.rank == 0:
+            state.on_hosts_updated(0.0, 2)
+            with pytest.raises(HostsUpdatedInterrupt):
+                state.check_host_updates()
+        else:  # hears of a loss when the others have heard of hosts
+            changes = bytearray(2)
+            context.engine.run(Request(ALLREDUCE, reduction=Reduction(Max)), "elastic.host_changes", changes, changes)
+            state.restore()
+        is_shared = state.is_shared()
+        state.sync()
+        return is_shared, state.step
+
+    assert run_ranks(2, body) == [(False, 1)] * 2
 
 
 def test_training_begins_again_after_losses_that_frameworks_word(in_elastic_job: None) -> None:

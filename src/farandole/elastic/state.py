@@ -93,7 +93,7 @@ class State:
     def check_host_updates(self) -> None:
         """Raise `HostsUpdatedInterrupt` on all ranks if one of them has been told that hosts came or are leaving.
 
-        All ranks must call it. Blocks until they have; raises `HorovodInternalError` if one of them is lost."""
+        Commits the state before it raises. All ranks must call it. Blocks until they have; raises `HorovodInternalError` if one of them is lost."""
         told, self._told = self._told, 0
         added, removed = default.host_changes()
         changes = bytearray((added or bool(told & ADDED), removed or bool(told & REMOVED)))
@@ -103,6 +103,10 @@ class State:
             default.membership().engine.run(request, "elastic.host_changes", changes, changes)
         added, removed = map(bool, changes)
         if added or removed:
+            # A rank may be lost here, and another one hear of that and not of the hosts: it goes back to its last
+            # commit, while this one keeps its state. The number of commits tells these two apart.
+            self.save()
+            self._commits += 1
             raise HostsUpdatedInterrupt(skip_sync=not added)
 
     def is_shared(self) -> bool:
