@@ -84,6 +84,29 @@ def check_callbacks_keep_count(rank: int, size: int) -> None:
     assert commits == [(1, 3), (2, 0), (2, 1), (2, 3), (3, 0)]
 
 
+def check_an_epoch_that_was_lost_does_not_keep_the_next_one_from_stopping(rank: int, size: int) -> None:
+    model = built(0)
+    state = hvd.elastic.KerasState(model, batch=2)
+    counting = hvd.elastic.UpdateBatchStateCallback(state)
+    ended: list[int] = []
+
+    class Stopping(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            if state.batch == 4:
+                state.batch = 0
+                raise RuntimeError("after the last batch")
+
+        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+            ended.append(epoch)
+            self.model.stop_training = True
+
+    try:
+        model.fit(ROWS, ROWS[:, :1], batch_size=2, verbose=0, callbacks=[counting, Stopping()])
+    except RuntimeError:
+        model.fit(ROWS[:4], ROWS[:4, :1], batch_size=2, epochs=2, verbose=0, callbacks=[Stopping(), counting])
+    assert ended == [0]
+
+
 def check_a_rank_that_is_alone_exchanges_once_it_is_elastic(rank: int, size: int) -> None:
     alone = hvd.ProcessSet([0])
     hvd.add_process_set(alone)

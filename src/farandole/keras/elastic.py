@@ -154,7 +154,8 @@ class CommitStateCallback(_StateCallback):
 class UpdateBatchStateCallback(_StateCallback):
     """Keeps the number of batches done in the epoch in `state.batch`, which is 0 after an epoch.
 
-    If `fit` begins with `state.batch` > 0, its first epoch has that many batches less, but at least one."""
+    If `fit` begins with `state.batch` > 0, its first epoch has that many batches less, but at least one. Callbacks that
+    stop the training, such as EarlyStopping, should come after it: it takes back the stop that ends such an epoch."""
 
     def __init__(self, state: ObjectState) -> None:
         super().__init__(state)
@@ -162,7 +163,7 @@ class UpdateBatchStateCallback(_StateCallback):
 
     def on_train_begin(self, logs: object = None) -> None:
         """Note how many batches of the first epoch are done already."""
-        self._before = self.state.batch
+        self._before, self._cut = self.state.batch, False
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         """Note the batch, and end an epoch whose first batches were done before."""
