@@ -281,6 +281,20 @@ def test_schedulers_in_a_torch_state_still_set_the_rate_of_the_optimizer() -> No
     assert run_ranks(2, body) == [pytest.approx([0.1, 0.01, 0.1])] * 2
 
 
+@pytest.mark.parametrize("hold", [lambda each: [each], lambda each: {"a": (1, each)}], ids=["list", "nested"])
+def test_torch_objects_in_containers_are_refused(hold: Callable[[object], object]) -> None:
+    require("torch")
+    import torch
+
+    from farandole.torch.elastic import TorchState
+
+    model = torch.nn.Linear(1, 1)
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters()), 1)
+    for held in (model, scheduler):
+        with pytest.raises(ValueError, match=f"mine= holds a {type(held).__name__} in a"):
+            TorchState(mine=hold(held))
+
+
 def test_gradient_scalers_in_a_torch_state_forget_an_unfinished_step() -> None:
     require("torch")
     import torch

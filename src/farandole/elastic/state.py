@@ -148,7 +148,8 @@ class ObjectState(State):
     `save` copies them deeply, `sync` sends rank 0's by cloudpickle. An object with `state_dict` and `load_state_dict`,
     such as a scheduler of the learning rate, stays the same object: a copy of it would change a copy of the optimizer.
     A `farandole.data.Loader` keeps its position among the rows, whatever the number of ranks. Assigning another such
-    object to its attribute saves it."""
+    object to its attribute saves it. Raises `ValueError` for such an object within a list, a tuple or a dictionary, as
+    it would be copied."""
 
     _handlers: dict[str, StateHandler[Any]]
 
@@ -163,6 +164,8 @@ class ObjectState(State):
         **kwargs: object,
     ) -> None:
         super().__init__(bcast_object, get_rank)
+        for name, value in kwargs.items():
+            _refuse_held(name, value)
         found = {name: self._handler_of(value) for name, value in kwargs.items()}
         self._handlers = {name: handler for name, handler in found.items() if handler is not None}
         for name, handler in self._handlers.items():
@@ -231,3 +234,17 @@ class ObjectState(State):
         super().__setattr__(name, value)
         if name in self.__dict__.get("_handlers", {}):
             self._handlers[name].set_value(value)
+
+
+def _refuse_held(name: str, value: object) -> None:
+    """Raise `ValueError` for a container that holds an object with a state of its own."""
+    if not isinstance(value, dict | list | tuple):
+        return
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, Stateful) and not isinstance(each, type):
+            kind = type(each).__name__
+            raise ValueError(
+                f"{name}= holds a {kind} in a {type(value).__name__}, of which the state would restore a copy, and not "
+                f"the {kind} that the program uses; give each as an argument of its own: {name}_0=, {name}_1="
+            )
+        _refuse_held(name, each)
