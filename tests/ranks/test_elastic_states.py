@@ -116,6 +116,28 @@ def test_training_begins_again_after_losses_that_frameworks_word(in_elastic_job:
     run_ranks(1, body)
 
 
+def test_a_loss_in_a_reset_callback_lets_the_ranks_meet_again(in_elastic_job: None) -> None:
+    calls: list[str] = []
+
+    def train(state: ObjectState) -> None:
+        calls.append("train")
+        if calls == ["train"]:
+            raise HorovodInternalError("lost")
+
+    def callback() -> None:
+        calls.append("callback")
+        if calls.count("callback") == 1:
+            raise HorovodInternalError("lost again")
+
+    def body(context: Context) -> None:
+        state = ObjectState()
+        state.register_reset_callbacks([callback])
+        elastic.run_fn(train, lambda commits: calls.append("reset"))(state)
+        assert calls == ["train", "reset", "callback", "reset", "callback", "train"]
+
+    run_ranks(1, body)
+
+
 def test_other_errors_end_the_training(in_elastic_job: None) -> None:
     def train(state: ObjectState) -> None:
         raise Wrapped("rank 2 has lost its mind")

@@ -49,12 +49,14 @@ def run_fn(func: Callable[Concatenate[S, P], R], reset: Callable[[int], None]) -
     """Return the loop of `run` around `func`; `reset` lets the ranks meet again, given the commits of the state."""
 
     def call(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if default.is_newcomer():  # the others train until it asks for its place
+        is_reset = default.is_newcomer()
+        if is_reset:  # the others train until it asks for its place
             state.prepare()
             reset(state.held_commits)
-            state.on_reset()
         while True:
             try:
+                if is_reset:
+                    state.on_reset()  # callbacks may communicate, so that a rank may be lost here, too
                 # Also when hosts have only left: new ranks may have come while the others waited for enough of them.
                 if not state.is_shared():
                     state.sync()
@@ -68,6 +70,6 @@ def run_fn(func: Callable[Concatenate[S, P], R], reset: Callable[[int], None]) -
                 log.info("a rank was lost, the others restore their last commit and meet again: %s", error)
                 state.restore()
             reset(state.held_commits)
-            state.on_reset()
+            is_reset = True
 
     return functools.update_wrapper(call, func)
