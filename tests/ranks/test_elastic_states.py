@@ -303,6 +303,22 @@ def test_schedulers_in_a_torch_state_still_set_the_rate_of_the_optimizer() -> No
     assert run_ranks(2, body) == [pytest.approx([0.1, 0.01, 0.1])] * 2
 
 
+def test_ranks_with_other_objects_in_their_states_are_refused() -> None:
+    require("torch")
+    import torch
+
+    from farandole.torch.elastic import TorchState
+
+    def body(context: Context) -> None:
+        optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        state = TorchState(optimizer=optimizer, scheduler=None if context.rank else scheduler)
+        with pytest.raises(ValueError, match=r"rank 1 has \['optimizer'\] .* rank 0 \['optimizer', 'scheduler'\]"):
+            state.sync()
+
+    run_ranks(2, body)
+
+
 @pytest.mark.parametrize("hold", [lambda each: [each], lambda each: {"a": (1, each)}], ids=["list", "nested"])
 def test_torch_objects_in_containers_are_refused(hold: Callable[[object], object]) -> None:
     require("torch")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from farandole.core import default
 from farandole.core.operations import kinds
-from farandole.core.operations.objects import broadcast_object
+from farandole.core.operations.objects import allgather_object, broadcast_object
 from farandole.core.operations.reduction import Max, Reduction
 from farandole.core.operations.request import Request
 from farandole.elastic.handlers import (
@@ -195,6 +195,7 @@ class ObjectState(State):
 
     def sync(self) -> None:
         """Take over rank 0's state, then save it. A rank that is lost meanwhile leaves the saved one as it was."""
+        self._compare_names()
         unchanged = [each for each in self._handlers.values() if self._is_newest and not each.is_changed]
         try:
             for name in sorted(self._handlers):
@@ -208,6 +209,18 @@ class ObjectState(State):
         self._set_attrs()
         for handler in self._handlers.values():
             handler.save()
+
+    def _compare_names(self) -> None:
+        """Raise `ValueError` on all ranks if one of them has other values to take over by name; blocks until all have.
+
+        They would wait for each other's values."""
+        names = allgather_object(sorted(self._handlers), name="elastic.names")
+        for rank, each in enumerate(names):
+            if each != names[0]:
+                raise ValueError(
+                    f"the state of rank {rank} has {each or 'no objects'} with a state of their own, that of rank 0 "
+                    f"{names[0] or 'none'}; make the state alike on all ranks, and not with None in place of one"
+                )
 
     def reset(self) -> None:
         """Prepare values for the ranks that there are now: share out samples, and drop unfinished gradients."""
