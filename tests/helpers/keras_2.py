@@ -145,12 +145,11 @@ def check_a_loss_scaler_skips_on_all_ranks(rank: int, size: int) -> None:
 def check_a_loss_scaler_skips_for_a_local_variable(rank: int, size: int) -> None:
     scaler = keras.mixed_precision.LossScaleOptimizer
     for kind in KINDS.values():
-        for wrap in (
-            lambda optimizer: hvd.DistributedOptimizer(scaler(optimizer)),
-            lambda optimizer: scaler(hvd.DistributedOptimizer(optimizer)),
+        for wrapped in (
+            hvd.DistributedOptimizer(scaler(kind.SGD(0.1))),
+            scaler(hvd.DistributedOptimizer(kind.SGD(0.1))),
         ):
             mine, ours = tf.Variable([1.0]), tf.Variable([1.0])
-            wrapped = wrap(kind.SGD(0.1))
             wrapped.inner_optimizer.register_local_var(mine)
             for gradient, want in ((float("inf") if rank else 1.0, 1.0), (2.0, 0.9)):
                 wrapped.apply_gradients([(tf.constant([gradient]), mine), (tf.constant([1.0]), ours)])

@@ -93,7 +93,8 @@ class State:
     def check_host_updates(self) -> None:
         """Raise `HostsUpdatedInterrupt` on all ranks if one of them has been told that hosts came or are leaving.
 
-        Commits the state before it raises. All ranks must call it. Blocks until they have; raises `HorovodInternalError` if one of them is lost."""
+        Commits the state before it raises. All ranks must call it. Blocks until they have; raises
+        `HorovodInternalError` if one of them is lost."""
         told, self._told = self._told, 0
         added, removed = default.host_changes()
         changes = bytearray((added or bool(told & ADDED), removed or bool(told & REMOVED)))

@@ -95,7 +95,7 @@ class _Distributed(_Front):
         if self._aggregation.passes > 1:
             raise ValueError(_SEVERAL_PASSES)
         type(self)._has_joined = True
-        gradients, variables = zip(*pairs, strict=True)
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
         if not self._is_applying and not self._exchange.alone:
             # A loss scaler calls this to check the result. All ranks have to skip the same steps.
             local = [identify(variable) in self._exchange.local for variable in variables]

@@ -80,8 +80,8 @@ class Reducer:
 
         Gradients of local sources are only divided by the number of ranks. If one of them is not finite, a reduced
         gradient is infinite on all ranks, so that loss scalers of all ranks skip the step. Ranks outside of the process
-        set get their own gradients back. With `generic` the operations' names do not include the variables'. Blocks in eager mode
-        until every rank has taken part.
+        set get their own gradients back. With `generic` the operations' names do not include the variables'. Blocks in
+        eager mode until every rank has taken part.
         """
         # The set may have been removed, or the job ended, since construction.
         require_registered(self.options.process_set, self.prefix)
@@ -169,18 +169,17 @@ def spread_infinities(gradients: Sequence[Gradient], local: Sequence[bool]) -> l
     """Return `gradients`, with infinities in one that will be reduced if one of the `local` ones is not finite.
 
     A loss scaler that checks the reduced gradients then skips the step on all ranks, without another request."""
-    found = list(gradients)
-    own = [_values(each) for each, is_local in zip(found, local, strict=True) if is_local and each is not None]
-    own = [each for each in own if each.dtype.is_floating]
+    found, pairs = list(gradients), list(zip(gradients, local, strict=True))
+    own = [_values(each) for each, is_local in pairs if is_local and each is not None and each.dtype.is_floating]
     shared = [
-        place
-        for place, (each, is_local) in enumerate(zip(found, local, strict=True))
+        (place, each)
+        for place, (each, is_local) in enumerate(pairs)
         if not is_local and each is not None and each.dtype.is_floating
     ]
     if own and shared:
         # Slices may have no rows.
-        place = next((each for each in shared if not isinstance(found[each], tf.IndexedSlices)), shared[0])
-        chosen = found[place]
+        dense = (pair for pair in shared if not isinstance(pair[1], tf.IndexedSlices))
+        place, chosen = next(dense, shared[0])
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in own])
         values = tf.where(is_finite, _values(chosen), tf.constant(float("inf"), chosen.dtype))
         is_sparse = isinstance(chosen, tf.IndexedSlices)
