@@ -1,6 +1,7 @@
 """States of elastic training: what ranks save, restore, and take over from rank 0."""
 
 import copy
+import logging
 from array import array
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -21,6 +22,8 @@ from farandole.elastic.handlers import (
 from farandole.errors import FarandoleError
 
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "State"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -149,8 +152,8 @@ class ObjectState(State):
     `save` copies them deeply, `sync` sends rank 0's by cloudpickle. An object with `state_dict` and `load_state_dict`,
     such as a scheduler of the learning rate, stays the same object: a copy of it would change a copy of the optimizer.
     A `farandole.data.Loader` keeps its position among the rows, whatever the number of ranks. Assigning another such
-    object to its attribute saves it. Raises `ValueError` for such an object within a list, a tuple or a dictionary, as
-    it would be copied."""
+    object to its attribute saves it. Within a list, a tuple or a dictionary such an object is copied, as by Horovod; a
+    warning names it."""
 
     _handlers: dict[str, StateHandler[Any]]
 
@@ -166,7 +169,7 @@ class ObjectState(State):
     ) -> None:
         super().__init__(bcast_object, get_rank)
         for name, value in kwargs.items():
-            _refuse_held(name, value)
+            _warn_of_held(name, value)
         found = {name: self._handler_of(value) for name, value in kwargs.items()}
         self._handlers = {name: handler for name, handler in found.items() if handler is not None}
         for name, handler in self._handlers.items():
@@ -250,15 +253,16 @@ class ObjectState(State):
             self._handlers[name].set_value(value)
 
 
-def _refuse_held(name: str, value: object) -> None:
-    """Raise `ValueError` for a container that holds an object with a state of its own."""
+def _warn_of_held(name: str, value: object) -> None:
+    """Log a warning for each object with a state of its own that a container holds."""
     if not isinstance(value, dict | list | tuple):
         return
     for each in value.values() if isinstance(value, dict) else value:
         if isinstance(each, Stateful) and not isinstance(each, type):
             kind = type(each).__name__
-            raise ValueError(
-                f"{name}= holds a {kind} in a {type(value).__name__}, of which the state would restore a copy, and not "
-                f"the {kind} that the program uses; give each as an argument of its own: {name}_0=, {name}_1="
+            log.warning(
+                "%s= holds a %s in a %s: the elastic state restores a copy of it, and not the one that the program "
+                "uses; give each as an argument of its own: %s_0=, %s_1=",
+                *(name, kind, type(value).__name__, name, name),
             )
-        _refuse_held(name, each)
+        _warn_of_held(name, each)
