@@ -162,6 +162,29 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     assert list(Path(store.get_logs_path("resumed")).iterdir())
 
 
+def test_a_resumed_run_keeps_a_changed_learning_rate(tmp_path: Path) -> None:
+    store = Store.create(str(tmp_path / "store"))
+
+    def slower(model: Any, optimizer: Any, transform: Any, loss_fn: Any, inputs: Any, labels: Any, rows: Any) -> Any:
+        optimizer.zero_grad()
+        outputs, labels = transform(model(*inputs), labels)
+        loss = loss_fn(outputs, labels, rows)
+        loss.backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] *= 0.5
+        return outputs, loss
+
+    def fit(run_id: str, epochs: int) -> Checkpoint:
+        plan = plan_of(LINE, run_id=run_id, store=store, epochs=epochs)
+        return trained(tmp_path, LINE, job_of(zero_line(), LINE, plan, train_minibatch=slower))
+
+    straight = fit("straight", 3)
+    for epochs in (1, 3):
+        resumed = fit("resumed", epochs)
+    for name, value in weights(straight).items():
+        assert torch.equal(weights(resumed)[name], value)
+
+
 def test_an_epoch_seeds_all_random_generators(tmp_path: Path) -> None:
     def drawn(seed: int) -> list[float]:
         numbers: list[float] = []

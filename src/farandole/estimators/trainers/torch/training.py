@@ -73,7 +73,7 @@ class TorchTrainer:
         saved: _State = {"model": self.model.state_dict()}
         if whole:
             optimizer = self.optimizer.state_dict()
-            groups = zip(optimizer["param_groups"], self._base_rates, strict=True)
+            groups = zip(optimizer["param_groups"], self._unscaled(), strict=True)
             saved["optimizer"] = optimizer | {"param_groups": [group | {"lr": rate} for group, rate in groups]}
         file = io.BytesIO()
         torch.save(on_cpu(saved), file)
@@ -157,6 +157,11 @@ class TorchTrainer:
                     meter.add(batch.rows, [loss.item(), *scores])
         means, _ = meter.over_ranks(sum_over_ranks, run.size)
         return {f"val_{name}": mean for name, mean in means.items()}
+
+    def _unscaled(self) -> list[float]:
+        """Return the learning rates for one rank; exactly the user's as long as no step or callback changes them."""
+        rates = zip((group["lr"] for group in self.optimizer.param_groups), self._base_rates, strict=True)
+        return [base if now == base * hvd.size() else now / hvd.size() for now, base in rates]
 
     def _take_rates(self, state: StateDict) -> None:
         """Load the optimizer's state, and multiply the learning rates in it by the number of ranks."""
