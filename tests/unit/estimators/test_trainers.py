@@ -185,6 +185,24 @@ def test_a_resumed_run_keeps_a_changed_learning_rate(tmp_path: Path) -> None:
         assert torch.equal(weights(resumed)[name], value)
 
 
+def test_the_best_epoch_is_stored_before_the_checkpoint_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.create(str(tmp_path / "store"))
+
+    def crash(*args: object) -> None:
+        raise OSError("the rank is lost here")
+
+    plan = plan_of(LINE, store=store)
+    job = job_of(zero_line(), LINE, replace(plan, rows=replace(plan.rows, validation_col="held")))
+    path = shard_of(tmp_path, LINE, validates=[0, 0, 1, 1])
+    monkeypatch.setattr(running, "write_checkpoint", crash)
+    with pytest.raises(OSError, match="lost here"):
+        running.train(job.plan, lambda run: TorchTrainer(job, run), path)
+    content = store.read(store.get_best_path("here"))
+    assert content is not None and Checkpoint.load(content).epoch == 1
+
+
 def test_an_epoch_seeds_all_random_generators(tmp_path: Path) -> None:
     def drawn(seed: int) -> list[float]:
         numbers: list[float] = []

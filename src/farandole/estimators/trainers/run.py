@@ -265,9 +265,11 @@ class Run:
         store, run_id = self.plan.store, self.plan.run_id
         if store is not None:
             content = replace(self.checkpoint, state=self.trainer.state(whole=True)).dump()
-            self._write(store, content)
             if improved:
+                # First: after a crash between the two files the next attempt repeats the epoch, and writes both.
+                require_owner(store, store.get_run_path(run_id), self.plan.owner)
                 store.write(store.get_best_path(run_id), content)
+            self._write(store, content)
             if epoch + 1 == self.last and not stopped:
                 self._weights = digest(self.trainer.state(whole=False))
 
