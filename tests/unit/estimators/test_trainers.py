@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from farandole.data import ShardBatch
-from farandole.errors import ConfigError, SourceError
+from farandole.errors import ConfigError, DataError, SourceError
 from farandole.estimators.store import Store
 from farandole.estimators.trainers import run as running
 from farandole.estimators.trainers.checkpoint import Checkpoint
@@ -201,6 +201,14 @@ def test_the_best_epoch_is_stored_before_the_checkpoint_that_names_it(
         running.train(job.plan, lambda run: TorchTrainer(job, run), path)
     content = store.read(store.get_best_path("here"))
     assert content is not None and Checkpoint.load(content).epoch == 1
+
+
+def test_integers_that_the_model_cannot_hold_are_refused() -> None:
+    inputs = Inputs(columns=("x",), shapes=None, dtype=torch.float16)
+    assert inputs.tensor(0, np.array([2048, -5], np.int16)).tolist() == [2048.0, -5.0]
+    for values in (np.array([2049], np.int16), np.array([2049], np.int32)):
+        with pytest.raises(DataError, match="column 'x': holds integers that float16 cannot hold"):
+            inputs.tensor(0, values)
 
 
 def test_an_epoch_seeds_all_random_generators(tmp_path: Path) -> None:

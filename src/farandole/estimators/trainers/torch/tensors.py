@@ -50,7 +50,7 @@ class Inputs:
         """Return one input; raises `DataError` for integers that the type cannot hold and shapes that do not fit."""
         name, numbers = self.columns[index], torch.from_numpy(values)
         cast = numbers.to(self.dtype)
-        if numbers.dtype in (torch.int32, torch.int64) and not torch.equal(cast.to(numbers.dtype), numbers):
+        if not numbers.is_floating_point() and not torch.equal(cast.to(numbers.dtype), numbers):
             raise DataError(name, f"holds integers that {spell(self.dtype)} cannot hold; number them from 0")
         if self.shapes is None:
             return cast
