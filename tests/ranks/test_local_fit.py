@@ -1,8 +1,10 @@
 """Estimators without Spark: rows of pandas, Arrow and Parquet, ranks of this machine, and no Java."""
 
+import math
 import os
 import signal
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ pytest.importorskip("torch")
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from farandole.errors import ConfigError, DataError
 from helpers.by_value import sent_by_value
@@ -84,6 +87,50 @@ def test_a_transform_needs_a_name_for_each_output(names: list[str]) -> None:
     wanted = r"output_cols: must be a name for each label column \(y, z\), all different, got \['a'"
     with pytest.raises(ConfigError, match=wanted):
         fitted.setOutputCols(names).transform(rows())
+
+
+def test_a_transform_takes_the_columns_that_fit_takes(tmp_path: Path) -> None:
+    import torch
+
+    from farandole.estimators.torch import TorchModel
+
+    fitted = TorchModel(model=torch.nn.Linear(2, 1), feature_columns=["x"], label_columns=["y"], outputs=[("f", [1])])
+    for column, kind in {
+        "text": "string", "day": r"timestamp\[ns\]", "thing": "struct", "texts": "list<.*string>", "money": "decimal",
+    }.items():  # fmt: skip
+        frame = pd.DataFrame(
+            {
+                "text": ["1", "2"], "day": pd.to_datetime(["2026", "2027"]), "thing": [{"a": 1.0}] * 2,
+                "texts": [["1"]] * 2, "money": [Decimal("1.5")] * 2,
+            }
+        ).rename(columns={column: "x"})  # fmt: skip
+        with pytest.raises(DataError, match=f"column 'x': no tensor holds {kind}"):
+            fitted.transform(frame)
+    for rows_with_null in (pd.DataFrame({"x": [[1.0, None], [1.0, 2.0]]}), pa.table({"x": [[1, None], [1, 2]]})):
+        with pytest.raises(DataError, match="column 'x': 1 of 2 rows are null or hold a null"):
+            fitted.transform(rows_with_null)
+
+    class Double(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = torch.nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    double = TorchModel(model=Double(), feature_columns=["x"], label_columns=["y"])
+    table = pa.table({"x": [1.0, math.nan]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    for rows_with_nan in (table, tmp_path / "rows.parquet"):
+        np.testing.assert_array_equal(double.transform(rows_with_nan)["y__output"], [2.0, math.nan])
+    with pytest.raises(DataError, match="column 'x': 1 of 2 rows are null"):
+        double.transform(table.to_pandas())
+    sparse = {"type": 0, "size": 2, "indices": [1], "values": [3.0]}
+    dense = {"type": 1, "size": None, "indices": None, "values": [0.0, 3.0]}
+    kinds = {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()), "values": pa.list_(pa.float64())}
+    vectors = pa.table({"x": pa.array([sparse, dense], pa.struct(list(kinds.items())))})
+    predicted = TorchModel(model=Double(), feature_columns=["x"], label_columns=["y"]).transform(vectors)
+    assert [each.tolist() for each in predicted["y__output"]] == [[0.0, 6.0], [0.0, 6.0]]
 
 
 def test_wrong_rows_are_refused_before_ranks_start() -> None:

@@ -34,7 +34,7 @@ _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NUMBERS = (*_INTEGERS, FloatType, DoubleType, BooleanType)
 _NO_ITEM = 1.7976931348623e-310  # a number that no array of numbers holds
 _TEXTS = (StringType, BinaryType)
-_HELD = "numbers, booleans, arrays of these and pyspark.ml vectors are held"
+HELD = "numbers, booleans, arrays of these and pyspark.ml vectors are held"
 _REMEDIES = {
     StringType: "index it by pyspark.ml's StringIndexer, or by xxhash64",
     BinaryType: "decode it into an array of numbers",
@@ -147,7 +147,7 @@ def check_columns(schema: StructType, names: Sequence[str], *, texts: bool = Fal
         numbers = kind.elementType if isinstance(kind, ArrayType) else kind
         if isinstance(numbers, _NUMBERS) or isinstance(kind, VectorUDT) or (texts and isinstance(kind, _TEXTS)):
             continue
-        held = f"{_HELD}, strings and bytes too" if texts else _HELD
+        held = f"{HELD}, strings and bytes too" if texts else HELD
         remedy = next((f"; {text}" for each, text in _REMEDIES.items() if isinstance(kind, each)), "")
         raise DataError(name, f"no tensor holds {kind.simpleString()}; {held}{remedy}")
 

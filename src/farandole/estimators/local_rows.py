@@ -8,15 +8,20 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from farandole.data import ParquetSource
+from farandole.data.formats.fields import is_vector
 from farandole.data.formats.places import texts_of
 from farandole.errors import ConfigError, DataError
+from farandole.estimators.feed import HELD
+from farandole.estimators.trainers.parquet_rows import fed_column
 from farandole.spark.rows.disks import local_directory
 
 GROUP = 1 << 16  # rows of a row group
 BATCH = 10_000  # rows that a model predicts at once, as in Spark
+_SEVERAL = "is the name of several columns; give each its own"
 
 
 def is_local(dataset: object) -> bool:
@@ -43,35 +48,61 @@ def as_files(dataset: object, needed: Sequence[str]) -> Iterator[str]:
         yield folder
 
 
+def in_memory(dataset: Any) -> pd.DataFrame | pa.Table:
+    """Return the rows in memory: a DataFrame or a table as it is, those of a path or URL as a table."""
+    if not isinstance(dataset, (str, os.PathLike)):
+        return dataset
+    source = ParquetSource(_url(dataset), {})
+    tables = [source.read(group, source.schema.names) for group in source.row_groups]
+    return pa.concat_tables([source.schema.empty_table(), *tables])
+
+
 def as_frame(dataset: Any) -> pd.DataFrame:
     """Return the rows as a pandas DataFrame. A DataFrame is returned as it is; files of a path or URL are read."""
-    if isinstance(dataset, pd.DataFrame):
-        return dataset
-    if isinstance(dataset, (str, os.PathLike)):
-        source = ParquetSource(_url(dataset), {})
-        tables = [source.read(group, source.schema.names) for group in source.row_groups]
-        dataset = pa.concat_tables([source.schema.empty_table(), *tables])
-    frame: pd.DataFrame = dataset.to_pandas()
-    return frame
+    rows = in_memory(dataset)
+    return rows if isinstance(rows, pd.DataFrame) else rows.to_pandas()
 
 
-def features_of(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return the columns of a model's features, with arrays in place of lists.
+def features_of(rows: pd.DataFrame | pa.Table, names: Sequence[str]) -> pd.DataFrame:
+    """Return the columns of a model's features, with arrays in place of lists and vectors.
 
-    Raises `DataError` for a column that is missing, occurs twice, has missing values, or that Arrow cannot hold."""
-    table = _as_table(frame, names)
+    Raises `DataError` for a column that is missing, occurs twice, holds nulls or other values than numbers, or that
+    Arrow cannot hold. NaN is a null in pandas, and a number in Arrow and Parquet."""
+    table = rows if isinstance(rows, pa.Table) else _as_table(rows, names)
+    columns = {}
     for name in names:
         if name not in table.column_names:
-            raise DataError(name, f"is not among the columns, which are {', '.join(map(str, frame.columns))}")
-        if nulls := table[name].null_count:
-            raise DataError(name, f"{nulls} of {len(table)} rows are null; fill or drop them first")
-    features: pd.DataFrame = table.select([*dict.fromkeys(names)]).to_pandas()
+            there = rows.column_names if isinstance(rows, pa.Table) else rows.columns
+            raise DataError(name, f"is not among the columns, which are {', '.join(map(str, there))}")
+        if table.column_names.count(name) > 1:
+            raise DataError(name, _SEVERAL)
+        _require_numbers(name, table.schema.field(name).type)
+        columns[name] = fed_column(name, table[name])
+        if nulls := _rows_with_nulls(columns[name]):
+            raise DataError(name, f"{nulls} of {len(table)} rows are null or hold a null; fill or drop them first")
+    features: pd.DataFrame = pa.table(columns).to_pandas()
     return features
+
+
+def _require_numbers(name: str, kind: pa.DataType) -> None:
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    item = kind.value_type if lists or pa.types.is_dictionary(kind) else kind
+    numbers = pa.types.is_integer(item) or pa.types.is_floating(item) or pa.types.is_boolean(item)
+    if not numbers and not is_vector(kind):
+        raise DataError(name, f"no tensor holds {kind}; {HELD}")
+
+
+def _rows_with_nulls(column: pa.Array) -> int:
+    nulls: int = column.null_count
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        holding = pc.list_parent_indices(column).filter(pc.is_null(pc.list_flatten(column)))
+        nulls += len(holding.unique())
+    return nulls
 
 
 def feature_batches(features: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[pd.Series, ...]]:
     """Yield batches of at most `BATCH` rows: one Series per feature."""
-    columns = [features[name].astype("int8") if features[name].dtype == bool else features[name] for name in names]
+    columns = [features[name] for name in names]
     for first in range(0, len(features), BATCH):
         yield tuple(column.iloc[first : first + BATCH].reset_index(drop=True) for column in columns)
 
@@ -90,7 +121,7 @@ def _as_table(frame: pd.DataFrame, needed: Sequence[str]) -> pa.Table:
     columns: dict[str, pa.Array] = {}
     for place, name in enumerate(names):
         if name in needed and name in columns:
-            raise DataError(name, "is the name of several columns; give each its own")
+            raise DataError(name, _SEVERAL)
         if name in columns or (complete and name not in needed):
             continue
         try:

@@ -19,7 +19,7 @@ from farandole.estimators.checked_params import CheckedParams, Parameter, requir
 from farandole.estimators.checks import names_of_columns, objects
 from farandole.estimators.feed import as_numbers, check_columns, numbers_without_nulls
 from farandole.estimators.history import History
-from farandole.estimators.local_rows import as_frame, feature_batches, features_of
+from farandole.estimators.local_rows import as_frame, feature_batches, features_of, in_memory
 from farandole.estimators.persistence import Saved
 from farandole.estimators.predictions.batches import BatchPredictor, column_type
 from farandole.spark.jobs.interpreter import use_own_interpreter
@@ -162,10 +162,11 @@ class DataFrameModel(Model, CheckedParams, Saved, Generic[N]):
         return names
 
     def _transform_without_spark(self, dataset: object) -> pd.DataFrame:
-        frame = as_frame(dataset)
+        rows = in_memory(dataset)
+        frame = as_frame(rows)
         names = self._new_columns(frame.columns.__contains__)
         fields = [f"o{index}" for index in range(len(names))]
-        features = features_of(frame, self.getFeatureColumns())
+        features = features_of(rows, self.getFeatureColumns())
         predictor, _ = self._typed_predictor(fields, features)
         predicted = list(predictor(feature_batches(features, self.getFeatureColumns())))
         outputs = pd.concat(predicted, ignore_index=True) if predicted else pd.DataFrame(columns=fields)

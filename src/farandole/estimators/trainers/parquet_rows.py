@@ -130,7 +130,9 @@ def _share(source: Source, names: Sequence[str], rank: int, size: int) -> Iterat
 
 def _fed(rows: ParquetRows, table: pa.Table, validates: bool | None) -> pa.Table:
     """Return the rows with the names and types of a feed."""
-    columns = [_column(name, table[name], as_it_is=name in rows.as_they_are) for name in rows.columns]
+    columns = [
+        _one_array(table[name]) if name in rows.as_they_are else fed_column(name, table[name]) for name in rows.columns
+    ]
     made = {fed_as(place): column for place, column in enumerate(columns)}
     # Equal vectors can be sparse or dense in the file, so their hash is that of lists of numbers.
     plain = zip(rows.columns, columns, strict=True)
@@ -143,11 +145,10 @@ def _fed(rows: ParquetRows, table: pa.Table, validates: bool | None) -> pa.Table
     return pa.table(made)
 
 
-def _column(name: str, column: pa.ChunkedArray, *, as_it_is: bool) -> pa.Array:
+def fed_column(name: str, column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as numbers or lists of numbers: vectors become lists of double, booleans 0 and 1."""
     whole = _one_array(column)
     kind = whole.type
-    if as_it_is:
-        return whole
     if pa.types.is_boolean(kind):
         return whole.cast(pa.int8())
     if pa.types.is_fixed_size_list(kind) or (pa.types.is_list(kind) and pa.types.is_boolean(kind.value_type)):
