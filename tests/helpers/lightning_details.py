@@ -50,6 +50,30 @@ def check_layers_may_be_made_by_configure_model(rank: int, size: int, folder: Pa
         assert all(torch.equal(value, weights_in(late)[name]) for name, value in weights_in(straight).items())
 
 
+class Misnamed(Net):
+    """Module whose training logs a name that begins with "val", and whose validation logs one that does not."""
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Any:
+        self.log("value", batch["y"].mean(), on_step=True, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.log("held_out", batch["y"].mean())
+
+
+def check_means_count_the_rows_that_were_logged(rank: int, size: int, folder: Path) -> None:
+    columns = {"x": [[float(place), 1.0] for place in range(4)], "y": [10.0 * rank + place for place in range(4)]}
+    held = [0, 0, 0, 1] if rank == 0 else [0, 1, 1, 1]
+    apart = {"value": (0 + 1 + 2 + 10) / 4, "held_out": (3 + 11 + 12 + 13) / 4}
+    together = {"value": (0 + 1 + 2 + 3 + 10 + 11 + 12 + 13) / 8}
+    for validates, column, wanted in ((held, "held", apart), (None, None, together)):
+        path = shard_of(folder, columns, validates)
+        run, _ = trained(job_of(Misnamed(), columns, epochs=2, validation_col=column), path)
+        for record in run.checkpoint.history:
+            got = {name: record[name] for name in ("value", "held_out") if name in record}
+            assert got == wanted and record["value_epoch"] == wanted["value"]
+
+
 class Planted:
     """Object that makes a file when it is unpickled."""
 

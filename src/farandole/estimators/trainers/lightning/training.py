@@ -37,6 +37,7 @@ from farandole.lightning.ranks import strategy_class
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 
 # Warnings about a folder with other files, epochs shorter than log_every_n_steps, Slurm's commands, and from torch.
 _KNOWN = (
@@ -225,7 +226,9 @@ class LightningTrainer:
         """Return the logged values: means over ranks, weighted by their rows. A collective."""
         taken, validated = self.meter.rows, sum(map(self.run.validation_rows, range(self.run.validation_steps)))
         logged = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
-        weighted = {name: (value, validated if name.startswith("val") else taken) for name, value in logged.items()}
+        loop = self.trainer.fit_loop.epoch_loop
+        held = _names_in(loop.val_loop._results) - _names_in(loop._results)  # a name in both has training's value
+        weighted = {name: (value, validated if name in held else taken) for name, value in logged.items()}
         every = allgather_object(weighted)
         record = {}
         for name in dict.fromkeys(name for each in every for name in each):
@@ -236,6 +239,12 @@ class LightningTrainer:
             else:
                 record[name] = math.fsum(value * share for value, share in values if share) / rows
         return record
+
+
+def _names_in(results: Mapping[str, "_ResultMetric"]) -> set[str]:
+    """Return the names under which a loop's logged values are among the trainer's `callback_metrics`."""
+    metas = [each.meta for each in results.values()]
+    return {name for each in metas for name in (each.name, each.forked_name(False), each.forked_name(True))}
 
 
 def _silence_warnings(job: LightningJob) -> None:
