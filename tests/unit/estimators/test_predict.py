@@ -58,6 +58,15 @@ def test_a_model_gets_texts_for_inputs_of_strings_only() -> None:
         inputs.arrays({"city": texts, "x": texts})
 
 
+@pytest.mark.parametrize("numbers", [[0.0, 0.5], [0.0, np.nan], [2, 1], [-1, 0]])
+def test_an_input_of_booleans_takes_zeros_and_ones_only(numbers: list[float]) -> None:
+    inputs = Inputs(columns=("x",), dtypes=("bool",), shapes=(None,))
+    for whole in (np.array([1, 0], np.int8), np.array([1.0, 0.0])):
+        assert np.asarray(inputs.arrays({"x": whole})).tolist() == [True, False]
+    with pytest.raises(DataError, match="column 'x': holds numbers that bool cannot hold"):
+        inputs.arrays({"x": np.array(numbers)})
+
+
 def test_arrays_of_different_lengths_are_named_by_their_column() -> None:
     with pytest.raises(DataError, match="column 'x': arrays of different lengths"):
         list(Sums(names=("total", "same"))(iter([rows([1, 2], [3])])))

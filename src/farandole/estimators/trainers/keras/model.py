@@ -95,8 +95,9 @@ class Inputs:
             return values if shape is None else values.reshape(len(values), *shape)
         with np.errstate(invalid="ignore"):  # a warning for NaN, which is refused below
             cast = values.astype(dtype)
-        # Any float may round in another float, but in integers it would lose its fraction, and NaN becomes a number.
-        whole = values.dtype.kind == "i" or cast.dtype.kind in "iu"
+        # Any float may round in another float. As an integer or a boolean it would lose its fraction or its size, and
+        # NaN becomes a number.
+        whole = values.dtype.kind in "iu" or cast.dtype.kind in "iub"
         if whole and not np.array_equal(cast.astype(values.dtype), values):
             raise DataError(name, f"holds numbers that {dtype} cannot hold; number them from 0")
         if shape is None:
