@@ -133,6 +133,22 @@ def test_epochs_of_given_steps_go_through_all_rows(tmp_path: Path) -> None:
     assert [record["steps"] for record in got.history] == [2, 2, 2]
 
 
+def test_epochs_of_another_length_go_on_where_the_run_has_ended(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    def noting(output: Tensor, label: Tensor) -> Tensor:
+        if not torch.is_inference_mode_enabled():
+            seen.extend(label.flatten().tolist())
+        return F.mse_loss(output, label)
+
+    store = Store.create(str(tmp_path / "store"))
+    columns = {"x": [[float(n), 0.0] for n in range(6)], "y": [float(n) for n in range(6)]}
+    for epochs, steps in ((1, 2), (3, 1), (4, 2)):  # of three for a pass over all rows
+        plan = plan_of(columns, store=store, epochs=epochs, train_steps=steps)
+        trained(tmp_path, columns, job_of(zero_line(), columns, plan, losses=(noting,)))
+    assert seen == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
+
+
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     store = Store.create(str(tmp_path / "store"))
     columns = {"x": [[float(n % 7), float(n % 3)] for n in range(20)], "y": [n / 20 for n in range(20)]}

@@ -124,6 +124,9 @@ class Run:
         assert path is not None, "an estimator's job has a DataFrame"
         self.rows = open_rows(path, plan.rows, seed=self.checkpoint.seed, rank=self.rank, gather=allgather_object)
         self.steps = plan.train_steps or self.rows.train.plan.steps
+        # Of the first remaining epoch. Epochs of a given length go on where the run has ended, whatever its length was.
+        self._first_place = self.checkpoint.step if plan.train_steps else self.checkpoint.epoch * self.steps
+        self._first_epoch = self.checkpoint.epoch
         held = self.rows.validate
         self.validation_steps = 0 if held is None else min(held.plan.steps, plan.validation_steps or held.plan.steps)
         first = plan.store is not None and self.rank == 0
@@ -179,11 +182,15 @@ class Run:
         """Begin to report the steps of an epoch."""
         self._progress = Progress(epochs=self.plan.epochs, steps=self.steps, epoch=epoch)
 
+    def place(self, epoch: int, step: int) -> int:
+        """Return the number of batches before this one since the first pass over the rows began."""
+        return self._first_place + (epoch - self._first_epoch) * self.steps + step
+
     def batches(self, epoch: int) -> Iterator[ShardBatch]:
         """Yield `steps` batches. Every row comes once before any row comes again, whatever the length of an epoch."""
         natural = self.rows.train.plan.steps
         source = None
-        for place in range(epoch * self.steps, (epoch + 1) * self.steps):
+        for place in range(self.place(epoch, 0), self.place(epoch + 1, 0)):
             if source is None or place % natural == 0:
                 source = self.rows.train.epoch(place // natural, first=place % natural)
             yield next(source)
@@ -191,12 +198,12 @@ class Run:
     def rows_of(self, epoch: int, step: int) -> int:
         """Return how many rows the batch of a step has."""
         plan = self.rows.train.plan
-        return plan.batch(self.rank, (epoch * self.steps + step) % plan.steps)
+        return plan.batch(self.rank, self.place(epoch, step) % plan.steps)
 
     def rows_of_all(self, epoch: int, step: int) -> int:
         """Return how many rows the batches of all ranks have in a step."""
         plan = self.rows.train.plan
-        return plan.in_step((epoch * self.steps + step) % plan.steps)
+        return plan.in_step(self.place(epoch, step) % plan.steps)
 
     def validation_rows(self, step: int) -> int:
         """Return how many rows this rank's batch of a step of the validation has."""

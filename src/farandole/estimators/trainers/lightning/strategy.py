@@ -37,7 +37,7 @@ class InSteps(OverRanks):
         """Look up how many rows the step has."""
         super().on_train_batch_start(batch, batch_idx)
         plan, epoch = self._run.rows.train.plan, self.lightning_module.trainer.current_epoch
-        place = (epoch * self._run.steps + batch_idx) % plan.steps
+        place = self._run.place(epoch, batch_idx) % plan.steps
         self.rows, self._weight = plan.batch(self._run.rank, place), plan.weight(self._run.rank, place)
 
     def training_step(self, *args: object, **kwargs: object) -> object:

@@ -24,7 +24,7 @@ class TorchModule(ModuleBatches):
         """Yield the batches of an epoch."""
         run, plan = self._run, self._run.rows.train.plan
         for step, given in enumerate(self.given(epoch)):
-            place = (epoch * run.steps + step) % plan.steps
+            place = run.place(epoch, step) % plan.steps
             yield self._batch(given, self._loader, plan.batch(run.rank, place), plan.weight(run.rank, place))
 
     def validation(self) -> Iterator[ShardBatch]:
