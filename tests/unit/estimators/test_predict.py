@@ -67,6 +67,26 @@ def test_an_input_of_booleans_takes_zeros_and_ones_only(numbers: list[float]) ->
         inputs.arrays({"x": np.array(numbers)})
 
 
+def test_integers_that_jax_would_cut_to_32_bits_are_refused(monkeypatch: pytest.MonkeyPatch, frameworks: None) -> None:
+    keras = pytest.importorskip("keras")
+    pytest.importorskip("jax")
+    from farandole.estimators.trainers.keras.training import KerasTrainer
+
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    number = keras.Input((), dtype="int64")
+    inputs = Inputs.of(keras.Model(number, number + 1), ["x"])
+    assert np.asarray(inputs.arrays({"x": np.array([7, 2**31 - 1])})).tolist() == [7, 2**31 - 1]
+    with pytest.raises(DataError, match="column 'x': holds numbers that int32 cannot hold"):
+        inputs.arrays({"x": np.array([7, 2**40])})
+
+    plan = SimpleNamespace(label_cols=("y",), label_shapes=None)
+    trainer = SimpleNamespace(_floatx="float32", job=SimpleNamespace(plan=plan), outputs=[("float32", [1])])
+    label = KerasTrainer._label(trainer, 0, np.array([7, 2**31 - 1]))  # type: ignore[arg-type]
+    assert label.tolist() == [[7], [2**31 - 1]]
+    with pytest.raises(DataError, match="column 'y': holds integers that int32 cannot hold"):
+        KerasTrainer._label(trainer, 0, np.array([7, 2**40]))  # type: ignore[arg-type]
+
+
 def test_arrays_of_different_lengths_are_named_by_their_column() -> None:
     with pytest.raises(DataError, match="column 'x': arrays of different lengths"):
         list(Sums(names=("total", "same"))(iter([rows([1, 2], [3])])))

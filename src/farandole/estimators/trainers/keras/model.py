@@ -63,7 +63,7 @@ class Inputs:
             names = list(columns) if set(columns) == set(names) else names
             given = [by_name[name] for name in names]
         shapes = tuple(None if None in each.shape[1:] else tuple(each.shape[1:]) for each in given)
-        dtypes = tuple(keras.backend.standardize_dtype(each.dtype) for each in given)
+        dtypes = tuple(held_dtype(keras.backend.standardize_dtype(each.dtype)) for each in given)
         return cls(columns=tuple(columns), dtypes=dtypes, shapes=shapes, names=None if names is None else tuple(names))
 
     def arrays(self, columns: Mapping[str, NDArray[Number]]) -> Structure[Array]:
@@ -112,6 +112,18 @@ def outputs_of(given: object) -> "list[Tensor]":
     if isinstance(given, Mapping):
         return [given[name] for name in sorted(given)]
     return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def held_dtype(dtype: str) -> str:
+    """Return the type in which Keras' backend holds integers of `dtype`; JAX cuts 64 bits to 32 by default."""
+    import keras
+
+    if dtype not in ("int64", "uint64") or keras.config.backend() != "jax":
+        return dtype
+    import jax
+
+    held: str = jax.dtypes.canonicalize_dtype(dtype).name
+    return held
 
 
 def choose_backend(name: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 import farandole.keras as hvd
 from farandole.data import ShardBatch
-from farandole.errors import ConfigError
+from farandole.errors import ConfigError, DataError
 from farandole.estimators.trainers.first_row import SHAPE_ERRORS, TOGETHER, first_line, refused_model
 from farandole.estimators.trainers.keras.callbacks import EpochEnd, EpochValues
 from farandole.estimators.trainers.keras.devices import own_device, visible_gpus
@@ -20,6 +20,7 @@ from farandole.estimators.trainers.keras.model import (
     Array,
     Inputs,
     dump_state,
+    held_dtype,
     load_model,
     load_object,
     load_state,
@@ -189,8 +190,11 @@ class KerasTrainer:
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
     def _label(self, place: int, values: Array) -> Array:
-        whole = "int32" if values.dtype.itemsize < 8 else "int64"
-        values = values.astype(self._floatx if values.dtype.kind == "f" else whole)
+        whole = "int32" if values.dtype.itemsize < 8 else held_dtype("int64")
+        given, values = values, values.astype(self._floatx if values.dtype.kind == "f" else whole)
+        if values.dtype.kind == "i" and not np.array_equal(values, given):
+            problem = f"holds integers that {whole} cannot hold, as which JAX takes them; cast the column to double"
+            raise DataError(self.job.plan.label_cols[place], problem)
         shapes = self.job.plan.label_shapes
         wanted = list(shapes[place][1:]) if shapes is not None else self.outputs[place][1]
         # A label with as many numbers as the output takes its shape: losses would broadcast (rows,) against (rows, 1).
