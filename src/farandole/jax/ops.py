@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from farandole.core.operations import ops as outside
 from farandole.core.operations.compression import (
     BrainCompression,
     CastCompressor,
@@ -14,7 +15,6 @@ from farandole.core.operations.compression import (
     Int8Compressor,
     NoneCompressor,
 )
-from farandole.core.operations import ops as outside
 from farandole.core.operations.ops import Operations
 from farandole.core.operations.reduction import Average
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set

@@ -32,8 +32,8 @@ class FolderExchange:
             raise ConfigError("SLURM_PROCID", f"must be a task's number below {size}, got {text!r}")
         self.rank, self.size = int(text), size
         self._folder = Path(folder) if folder else Path.home() / ".farandole"
-        # Slurm reuses a job's number only after a long time, and counts the restarts of a job. Several clusters may share
-        # the folder.
+        # Slurm reuses a job's number only after a long time, and counts the restarts of a job. Clusters may share the
+        # folder.
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         words = [*filter(None, [env.get("SLURM_CLUSTER_NAME")]), *(env.get(name, "0") for name in names)]
         self._path = self._folder / "-".join(["slurm", *words])
