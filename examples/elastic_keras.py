@@ -57,7 +57,8 @@ def main() -> None:
             images[share],
             targets[share],
             batch_size=BATCH // hvd.size(),
-            epochs=options.epochs - state.epoch,
+            initial_epoch=state.epoch,
+            epochs=options.epochs,
             callbacks=[
                 hvd.elastic.UpdateEpochStateCallback(state),
                 hvd.elastic.UpdateBatchStateCallback(state),

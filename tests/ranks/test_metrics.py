@@ -34,20 +34,20 @@ def test_totals() -> None:
 
 
 @pytest.mark.parametrize("usable", [{0}, {0, 1}], ids=["shared", "own"])
-def test_ranks_that_share_a_core_do_not_spin_for_one_another(monkeypatch: pytest.MonkeyPatch, usable: set[int]) -> None:
-    """In the lane they would."""
+def test_ranks_agree_in_the_lane(monkeypatch: pytest.MonkeyPatch, usable: set[int]) -> None:
+    """Also where they share a core, which a rank that waits there gives to the other."""
 
     def body(context: Context) -> float:
         with use(context):
             mine = np.ones(1)
             for _ in range(10_000):
                 hvd.allreduce_(mine, name="x", op=hvd.Max)
-                if usable != {0} and hvd.metrics()["agreed_in_lane"] > 0:
+                if hvd.metrics()["agreed_in_lane"] > 0:
                     break  # the other rank cannot be behind: it was in the same round
             return hvd.metrics()["agreed_in_lane"]
 
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: usable)
-    assert [count > 0 for count in run_ranks(2, body)] == [usable != {0}] * 2
+    assert [count > 0 for count in run_ranks(2, body)] == [True] * 2
 
 
 def test_who_is_early_waits() -> None:

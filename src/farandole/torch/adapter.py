@@ -50,7 +50,8 @@ class TorchAdapter:
             raise TypeError(f"'{name}': expected a torch tensor, got {type(tensor).__name__}")
         if tensor.is_neg():
             raise InvalidRequest(name, "the tensor is a lazily negated view; pass tensor.resolve_neg()")
-        if _is_differentiating() and forward_ad.unpack_dual(tensor).tangent is not None:
+        # Within `dual_level()`, where tensors may have tangents. The level is read in place: a call costs more.
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
             raise InvalidRequest(
                 name, "operations have no forward-mode derivative; use backward(), or pass unpack_dual(tensor).primal"
             )
@@ -58,7 +59,7 @@ class TorchAdapter:
     def overwrite(self, tensor: torch.Tensor, name: str) -> None:
         """Check, and mark the tensor as changed."""
         try:
-            wrong = _is_neg(tensor) or _is_differentiating()
+            wrong = _is_neg(tensor) or forward_ad._current_level >= 0
         except TypeError:  # no tensor
             wrong = True
         if wrong:
@@ -68,7 +69,7 @@ class TorchAdapter:
     def check_each(self, tensors: Sequence[torch.Tensor], name: str) -> None:
         """Check all, without a Python call per tensor."""
         try:
-            wrong = any(map(_is_neg, tensors)) or _is_differentiating()
+            wrong = any(map(_is_neg, tensors)) or forward_ad._current_level >= 0
         except TypeError:
             wrong = True
         if wrong:
@@ -146,11 +147,6 @@ class TorchAdapter:
         """Return the tensor in `dtype`; differentiable."""
         assert isinstance(dtype, torch.dtype)
         return tensor.to(dtype)
-
-
-def _is_differentiating() -> bool:
-    """Return whether the program is within `forward_ad.dual_level()`, where tensors may have tangents."""
-    return forward_ad._current_level >= 0
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
