@@ -206,11 +206,10 @@ def _array(given: object) -> Array:
     if isinstance(given, jax.Array):
         return given
     held = np.asarray(given)
-    if held.dtype.kind in "iuf" and held.size:
+    if held.dtype.kind in "iuf" and (dtype := jax.dtypes.canonicalize_dtype(held.dtype)) != held.dtype:
         # JAX makes 32 bits of 64 without a word, unless jax_enable_x64 is set.
-        dtype = jax.dtypes.canonicalize_dtype(held.dtype)
         known = held[np.isfinite(held)] if held.dtype.kind == "f" else held
         limits = np.finfo(dtype) if held.dtype.kind == "f" else np.iinfo(dtype)
-        if dtype != held.dtype and known.size and (known.min() < limits.min or known.max() > limits.max):
+        if known.size and (known.min() < limits.min or known.max() > limits.max):
             raise OverflowError(f"{known.min()} to {known.max()} do not fit into {dtype}; set jax_enable_x64")
     return jnp.asarray(given)
