@@ -124,7 +124,7 @@ class Run:
         assert path is not None, "an estimator's job has a DataFrame"
         self.rows = open_rows(path, plan.rows, seed=self.checkpoint.seed, rank=self.rank, gather=allgather_object)
         self.steps = plan.train_steps or self.rows.train.plan.steps
-        # Of the first remaining epoch. Epochs of a given length go on where the run has ended, whatever its length was.
+        # The first remaining epoch, and the batches before it. `train_steps` may have been another number until now.
         self._first_place = self.checkpoint.step if plan.train_steps else self.checkpoint.epoch * self.steps
         self._first_epoch = self.checkpoint.epoch
         held = self.rows.validate
