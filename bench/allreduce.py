@@ -9,7 +9,6 @@ at a barrier. small.py has more for small ones. collective_peers.py installs Int
 Prints one table and writes bench/results/*-allreduce.json."""
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ import peers
 import small
 import torch
 import torch.distributed as dist
-from comparison import KIB, MIB, OURS, Line, compare, limit, size_text, table
+from comparison import KIB, MIB, OURS, Line, bytes_of, compare, limit, size_text, table
 from namespaces import DEVICE, inside, join, namespaces
 from peers import LAUNCHERS, BenchRank, Contender, Launcher, Times
 from race import Race, record, spread
@@ -306,13 +305,6 @@ def memory_lines(title: str, size: int, race: Race, strict: bool) -> list[Line]:
         return compare(title, race, HALF_MUST if size == 16 * MIB else {})
     lines = compare(title, race, MEMORY_MUST.get(size, {}))
     return [*lines, limit(title, race, MEMORY_LIMIT_US[size])] if size in MEMORY_LIMIT_US else lines
-
-
-def bytes_of(title: str) -> int:
-    """Return the bytes that a title of `measure` names; 0 for a barrier."""
-    units = {"B": 1, "KiB": KIB, "MiB": MIB}
-    found = re.search(r"(\d+) (B|KiB|MiB)", title)
-    return int(found[1]) * units[found[2]] if found else 0
 
 
 def shaped(gbit: int, options: Mapping[str, object]) -> tuple[dict[str, Race], list[Line]]:

@@ -1,5 +1,6 @@
 """Comparisons of contenders as lines of a table: farandole's time, the other's, their ratio and its target."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,3 +78,10 @@ def size_text(size: int) -> str:
         if size >= unit:
             return f"{size // unit} {name}"
     return f"{size} B"
+
+
+def bytes_of(title: str) -> int:
+    """Return the bytes that a title names in the form of `size_text`; 0 if it names none."""
+    units = {"B": 1, "KiB": KIB, "MiB": MIB}
+    found = re.search(r"(\d+) (B|KiB|MiB)", title)
+    return int(found[1]) * units[found[2]] if found else 0
