@@ -55,6 +55,7 @@ ROWS = {
     "torch-oldest": row("3.12", "torch==2.10.0+cpu lightning~=2.4.0", "torch lightning"),
     "torch-2.13": row("3.11", "torch==2.13.0+cpu lightning", "torch lightning"),
     "torch-2.14": row("3.13", "torch==2.14.1+cpu lightning", "torch lightning"),
+    "torch-2.15": row("3.13", "torch==2.15.0+cpu lightning", "torch lightning"),
     "spark-3.5": row("3.11", "pyspark~=3.5.0 pandas~=2.2.0 numpy~=1.26.0 pyarrow~=16.0 fsspec", "spark"),
     "spark-4.0": row("3.12", "pyspark~=4.0.0 pandas~=2.2.0 pyarrow fsspec", "spark"),
     "spark-4.3": row("3.13", "pyspark~=4.3.0 pandas~=2.3.0 pyarrow fsspec", "spark"),

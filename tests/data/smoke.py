@@ -34,6 +34,21 @@ def torch() -> None:
         optimizer.step()
     weights = hvd.allgather(model.weight.detach())
     assert torch.equal(weights[0], weights[1])
+    distributed()
+
+
+def distributed() -> None:
+    import torch
+    from torch import distributed as dist
+
+    for backend in ("farandole", "cpu:farandole"):
+        dist.init_process_group(backend)
+        net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+        net(torch.rand(4, 3)).sum().backward()
+        ranks = [None, None]
+        dist.all_gather_object(ranks, dist.get_rank(), group=dist.new_group([0, 1]))
+        assert ranks == [0, 1], ranks
+        dist.destroy_process_group()
 
 
 def tensorflow() -> None:

@@ -16,7 +16,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from farandole.config import Config
 from farandole.core.context import Context
-from farandole.errors import EngineClosed, InvalidRequest, MismatchError, RendezvousError
+from farandole.errors import ConfigError, EngineClosed, InvalidRequest, MismatchError, RendezvousError
+from farandole.torch.distributed.gloo import GlooGroup
 from farandole.torch.distributed.group import FarandoleGroup
 from farandole.torch.distributed.names import PERIOD
 from farandole.torch.distributed.store import StoreRendezvous, address_seen
@@ -515,8 +516,29 @@ def test_a_compiled_program_runs_collectives_as_written() -> None:
 
 
 def test_checkpoints_find_the_cpu() -> None:
+    def body(context: Context) -> None:
+        dist.init_process_group("farandole", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            assert "cpu" in c10d._device_capability(dist.group.WORLD)
+            assert c10d._get_object_coll_device(dist.group.WORLD) == "cpu"
+        finally:
+            dist.destroy_process_group()
+
+    run_ranks(1, body, how="processes")
+
+
+def test_a_group_has_no_devices_while_torch_makes_it() -> None:
+    """torch 2.15 would add its flight recorder, which needs a backend of C++."""
+
     def body(group: FarandoleGroup) -> None:
-        assert "cpu" in c10d._device_capability(group)
-        assert c10d._get_object_coll_device(group) == "cpu"
+        assert group._device_types == []
+        assert group.get_backend(torch.device("cpu")) is group
 
     in_group(1, body)
+
+
+def test_a_group_in_the_place_of_gloo_takes_the_arguments_of_torch_2_15() -> None:
+    arguments = dist.HashStore(), 0, 1, SHORT
+    GlooGroup(*arguments, enable_reconfigure=False).shutdown()
+    with pytest.raises(ConfigError, match="enable_reconfigure: only gloo itself has it"):
+        GlooGroup(*arguments, enable_reconfigure=True)

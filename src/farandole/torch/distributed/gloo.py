@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from torch._C._distributed_c10d import Store, _DistributedBackendOptions
 
+from farandole.errors import ConfigError
 from farandole.torch.distributed.backend import arguments_of, make_group
 from farandole.torch.distributed.group import FarandoleGroup
 
@@ -22,7 +23,11 @@ class GlooGroup(FarandoleGroup):
     members: Sequence[int] = ()
     label = ""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, enable_reconfigure: bool = False
+    ) -> None:
+        if enable_reconfigure:  # torch 2.15 passes it
+            raise ConfigError("enable_reconfigure", "only gloo itself has it; unset FARANDOLE_AS_GLOO")
         asked = _DistributedBackendOptions()
         asked.store, asked.group_rank, asked.group_size, asked.timeout = store, rank, size, timeout
         asked.group_id, asked.global_ranks_in_group = self.label, list(self.members)

@@ -32,8 +32,12 @@ class NamedGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices whose tensors it takes; checkpoints look for the CPU among them."""
-        return [torch.device("cpu"), torch.device("cuda")]
+        """The devices whose tensors it takes; checkpoints look for the CPU among them.
+
+        None while torch makes the group: torch 2.15 adds its flight recorder to each new group that has devices, and
+        the recorder needs a backend of C++."""
+        made = self in dist.distributed_c10d._world.pg_map
+        return [torch.device("cpu"), torch.device("cuda")] if made else []
 
     def getGroupName(self) -> str:
         """Return `group_name`."""
@@ -57,3 +61,5 @@ class NamedGroup(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Self:  # type: ignore[override]  # torch has groups and backends
         """Return this group, in which each device's operations are its own."""
         return self
+
+    get_backend = _get_backend  # torch 2.15 asks by this name, too
