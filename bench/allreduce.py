@@ -21,7 +21,7 @@ import small
 import torch
 import torch.distributed as dist
 from comparison import KIB, MIB, OURS, Line, bytes_of, compare, limit, size_text, table
-from namespaces import DEVICE, inside, join, namespaces
+from namespaces import DEVICE, inside, join, namespaces, shape
 from peers import LAUNCHERS, BenchRank, Contender, Launcher, Times
 from race import Race, record, spread
 
@@ -336,12 +336,10 @@ def shaped(gbit: int, options: Mapping[str, object]) -> tuple[dict[str, Race], l
 @contextmanager
 def shaped_hosts(gbit: int) -> Iterator[tuple[Sequence[str], list[str]]]:
     """Make two hosts joined by a cable of `gbit` Gbit/s in each direction; yield their names and addresses."""
-    shape = ("rate", f"{gbit}gbit", "burst", "256kb", "limit", "8mb")
     with namespaces(2) as names:
         addresses = join(names)
         for name in names:
-            command = ["tc", "-n", name, "qdisc", "add", "dev", DEVICE, "root", "tbf", *shape]
-            subprocess.run(command, check=True, capture_output=True, text=True)
+            shape(DEVICE, gbit, "-n", name)
         yield names, addresses
 
 

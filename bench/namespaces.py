@@ -43,10 +43,11 @@ def namespaces(count: int) -> Iterator[Sequence[str]]:
 
 
 @contextmanager
-def bridge(names: Sequence[str], device: str = DEVICE) -> Iterator[str]:
+def bridge(names: Sequence[str], device: str = DEVICE, gbit: int = 0) -> Iterator[str]:
     """Connect `device` of each namespace to one bridge; the i-th namespace gets the address NET.i+1.
 
-    Yields the bridge's own address, NET.254, at which the namespaces reach this process."""
+    Each cable carries `gbit` Gbit/s in each direction, or as much as the machine can. Yields the bridge's own address,
+    NET.254, at which the namespaces reach this process."""
     number = next(BRIDGES) % len(LETTERS)
     bridge, net = f"{PREFIX}{os.getpid()}{LETTERS[number]}", f"10.{214 + number}.{os.getpid() % 250}"
     try:
@@ -58,6 +59,9 @@ def bridge(names: Sequence[str], device: str = DEVICE) -> Iterator[str]:
             ip("link", "add", plug, "type", "veth", "peer", "name", device, "netns", name)
             ip("link", "set", plug, "master", bridge, "up")
             _address(name, device, f"{net}.{place + 1}")
+            if gbit > 0:
+                shape(device, gbit, "-n", name)
+                shape(plug, gbit)
         yield f"{net}.254"
     finally:
         _remove(("link", "delete", bridge))
@@ -71,6 +75,13 @@ def join(names: Sequence[str], device: str = DEVICE) -> list[str]:
     for name, address in zip(names, addresses, strict=True):
         _address(name, device, address)
     return addresses
+
+
+def shape(device: str, gbit: int, *place: str) -> None:
+    """Let `device` send no more than `gbit` Gbit/s; `place` are options of `tc`, such as ("-n", namespace)."""
+    limit = ("rate", f"{gbit}gbit", "burst", "256kb", "limit", "8mb")
+    command = ["tc", *place, "qdisc", "add", "dev", device, "root", "tbf", *limit]
+    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 def inside(name: str) -> tuple[str, ...]:

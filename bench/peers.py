@@ -194,12 +194,15 @@ class BenchRank:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way to do the operation. `refresh` rewrites its buffers, untimed; `right` returns whether the result is."""
+    """One way to do the operation. `refresh` rewrites its buffers, untimed; `right` returns whether the result is.
+
+    This rank begins `late` seconds after the barrier."""
 
     run: Callable[[], object]
     refresh: Callable[[], object]
     right: Callable[[], bool] = field(default=lambda: True)
     context: Context | None = None
+    late: float = 0
 
 
 def bench_rank_of(command: Sequence[str]) -> BenchRank | None:
@@ -247,10 +250,12 @@ def take_turns(bench: BenchRank, contenders: Mapping[str, Contender], rounds: in
 
 def _operate(bench: BenchRank, contender: Contender, repeats: int) -> list[tuple[int, int]]:
     run, refresh, barrier, clock = contender.run, contender.refresh, bench.barrier, time.perf_counter_ns
-    taken = []
+    taken, late = [], contender.late
     for _ in range(repeats):
         refresh()
         barrier()
+        if late > 0:
+            time.sleep(late)
         begin = clock()
         run()
         taken.append((begin, clock()))
