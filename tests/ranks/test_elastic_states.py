@@ -242,6 +242,33 @@ def test_process_sets_come_along_into_the_next_generation() -> None:
     assert new == [[0, 1], [1, 2], None, 2, 3]
 
 
+def test_process_sets_are_halves_of_the_ranks_in_every_generation() -> None:
+    sizes = [4, 3, 2, 4]
+    meetings = [ThreadRendezvous.group(size) for size in sizes]
+
+    def body(context: Context) -> None:
+        made: dict[object, tuple[int, tuple[int, ...]]] = {}
+        for size, meeting in zip(sizes, meetings, strict=True):
+            if context.rank >= size:
+                made = {}  # ends, and is replaced when the job has grown
+                continue
+            with Context(meeting[context.rank]) as ours, use(ours):
+                ours.sets.carry(made)
+                halves = [list(range(0, size, 2)), list(range(1, size, 2))]
+                halves += [[each] for each in (0, size - 1) if [each] not in halves]
+                sets = [add_process_set(ranks) for ranks in halves]
+                assert [each.ranks for each in sets] == halves
+                numbers = [each.process_set_id for each in sets]
+                assert None not in numbers and len(set(numbers)) == len(numbers)
+                for each, ranks in zip(sets, halves, strict=True):
+                    if each.included():
+                        mine = np.array([float(context.rank)])
+                        assert allreduce(mine, op=1, process_set=each, name="halves")[0] == sum(ranks)
+                made = ours.sets.made
+
+    run_ranks(4, body)
+
+
 # Frameworks
 
 

@@ -73,6 +73,18 @@ def test_numbers_are_used_again_in_the_order_in_which_they_were_freed() -> None:
     assert [registry.add(ranks) for ranks in ([0, 1], [2, 3], [1, 2])] == [3, 1, 5]
 
 
+def test_sets_of_an_elastic_job_keep_their_numbers_while_their_ranks_are_lost() -> None:
+    smaller = Registry(2)
+    assert smaller.restore(1, (0, 1, 2)) == (0, 1)
+    assert smaller.restore(2, (1, 3)) == (1,)
+    assert smaller.restore(3, (2, 3)) == ()
+    assert smaller.sets == {0: (0, 1), 1: (0, 1), 2: (1,)}
+    # The set that [1, 3] has become is another one than [1], and the number 3 is taken.
+    assert smaller.add([1]) == 4
+    assert smaller.remove(2) and not smaller.remove(3)
+    assert smaller.add([0]) == 2
+
+
 class Rounds:
     """An all-gather among threads; whoever comes when no other will is a test that hangs, and ends by its timeout."""
 

@@ -102,15 +102,14 @@ class Sets:
         told = json.loads(self._gather(json.dumps(sorted(set(made.values()))).encode())[0])
         for number, asked in told:
             # Other than new sets, several may have the same ranks, such as all that are left.
-            size, membership, address = self._topology.size, None, None
-            members = tuple(rank for rank in asked if rank < size)
-            if members and number not in self._registry.sets:
+            membership, address = None, None
+            members = self._registry.restore(number, tuple(asked))
+            if members:
                 self._generation += 1
                 membership = self._form(members, f"process set {number} ({spell_ranks(members)})")
-                self._registry.restore({number: members})
                 address = self._engines.add(asked, None if membership is None else membership.engine)
             else:
-                members = ()
+                size = self._topology.size
                 log.info("process set %d of ranks %s is not there while the job has %d ranks", number, asked, size)
             known = _Set(number, members, membership, tuple(asked), address)
             self._carried[known.asked] = known

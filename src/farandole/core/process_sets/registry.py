@@ -1,7 +1,7 @@
 """Registry of a job's process sets by number, equal on all ranks. Pure."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 GLOBAL = 0  # the number of the set of all ranks
 
@@ -14,6 +14,8 @@ class Registry:
     def __init__(self, size: int) -> None:
         self._size = size
         self._sets: dict[int, Ranks] = {GLOBAL: tuple(range(size))}
+        # By number, the ranks that each set was made with; also of sets that an elastic job has lost all ranks of.
+        self._asked = dict(self._sets)
         self._freed: deque[int] = deque()
 
     @property
@@ -25,7 +27,7 @@ class Registry:
     def next(self) -> int:
         """The number of the next set: the number that was freed first, or else a new one."""
         # Freed numbers are reused, so used and freed numbers together are 0, 1, 2, ... without gaps.
-        return self._freed[0] if self._freed else len(self._sets)
+        return self._freed[0] if self._freed else len(self._asked)
 
     def check(self, ranks: Sequence[int]) -> Ranks:
         """Return `ranks` in ascending order; raises `ValueError` if they are not a set that can be added."""
@@ -37,8 +39,9 @@ class Registry:
         strangers = [rank for rank in members if not 0 <= rank < self._size]
         if strangers:
             raise ValueError(f"the ranks of this job are 0 to {self._size - 1}, got {strangers} in a process set")
-        if members in self._sets.values():
-            number = next(number for number, known in self._sets.items() if known == members)
+        # Two sets of an elastic job may have the same ranks left: [1], and what is left of [1, 3].
+        if members in self._asked.values():
+            number = next(number for number, known in self._asked.items() if known == members)
             raise ValueError(
                 f"Attempted to add a duplicate process set: the ranks {list(members)} are process set {number} already"
             )
@@ -49,18 +52,24 @@ class Registry:
         members, number = self.check(ranks), self.next
         if self._freed:
             self._freed.popleft()
-        self._sets[number] = members
+        self._sets[number] = self._asked[number] = members
         return number
 
-    def restore(self, sets: Mapping[int, Ranks]) -> None:
-        """Register the sets of an earlier generation of the job under the numbers that they had."""
-        self._sets |= sets
-        self._freed = deque(number for number in range(max(self._sets)) if number not in self._sets)
+    def restore(self, number: int, asked: Ranks) -> Ranks:
+        """Register a set of an elastic job's earlier generation under its number; return the ranks that it has now.
+
+        Without any it keeps the number, but is not among `sets`."""
+        members = tuple(rank for rank in asked if rank < self._size)
+        self._asked[number] = asked
+        if members:
+            self._sets[number] = members
+        self._freed = deque(each for each in range(max(self._asked)) if each not in self._asked)
+        return members
 
     def remove(self, number: int) -> bool:
         """Remove the set `number`; returns False for the set of all ranks and for a number without a set."""
         if number == GLOBAL or number not in self._sets:
             return False
-        del self._sets[number]
+        del self._sets[number], self._asked[number]
         self._freed.append(number)
         return True
