@@ -1,6 +1,7 @@
 """States of elastic training, on ranks that are threads: what they save, restore, and take over from rank 0."""
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +87,64 @@ def test_ranks_that_go_back_while_others_keep_their_state_take_it_over() -> None
         return is_shared, state.step
 
     assert run_ranks(2, body) == [(False, 1)] * 2
+
+
+@pytest.mark.parametrize("way", ["save", "assign"])
+def test_ranks_that_have_saved_since_the_last_commit_take_over_one_state(way: str) -> None:
+    class Counted:
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def state_dict(self) -> int:
+            return self.count
+
+        def load_state_dict(self, count: int) -> None:
+            self.count = count
+
+    def body(context: Context) -> tuple[bool, int, bool]:
+        state = ObjectState(counted=Counted(0))
+        state.sync()
+        state.hold()
+        state.commit()
+        if context.rank == 1:  # the other one hears of a loss before it comes here
+            if way == "save":
+                state.counted.count = 1
+                state.save()
+            else:
+                state.counted = Counted(1)
+        state.restore()
+        was_shared = state.is_shared()
+        state.sync()
+        state.hold()
+        state.commit()
+        return was_shared, state.counted.count, state.is_shared()
+
+    assert run_ranks(2, body) == [(False, 0, True)] * 2
+
+
+def test_what_reset_callbacks_have_set_outlasts_a_second_loss(in_elastic_job: None) -> None:
+    rates: list[float] = []
+
+    def train(state: ObjectState) -> None:
+        rates.append(state.rate)
+        if len(rates) == 1:
+            state.commit()
+        if len(rates) < 3:
+            raise HorovodInternalError("lost")
+
+    def body(context: Context) -> None:
+        state = ObjectState(rate=4.0)
+        steps = itertools.pairwise([4, 3, 2])
+
+        def scale() -> None:
+            before, now = next(steps)
+            state.rate *= now / before
+
+        state.register_reset_callbacks([scale])
+        elastic.run_fn(train, lambda commits: None)(state)
+        assert rates == [4.0, 3.0, 2.0]
+
+    run_ranks(1, body)
 
 
 def test_training_begins_again_after_losses_that_frameworks_word(in_elastic_job: None) -> None:

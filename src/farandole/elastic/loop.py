@@ -60,6 +60,8 @@ def run_fn(func: Callable[Concatenate[S, P], R], reset: Callable[[int], None]) -
                 # Also when hosts have only left: new ranks may have come while the others waited for enough of them.
                 if not state.is_shared():
                     state.sync()
+                elif is_reset:
+                    state.save()  # what the callbacks have set, as `sync` does: the next loss must not take it back
                 state.hold()
                 return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:

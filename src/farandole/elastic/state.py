@@ -62,6 +62,7 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
         self._commits, self._holds, self._told = 0, False, 0
         self._is_newest = False  # this rank holds the commit that rank 0 holds
+        self._saves_more = False  # it has saved something since that commit
 
     @property
     def held_commits(self) -> int:
@@ -89,9 +90,12 @@ class State:
 
     def commit(self) -> None:
         """Save the state, then look for changes of hosts as `check_host_updates` does. All ranks must call it."""
-        self.save()
-        self._commits += 1
+        self._commit()
         self.check_host_updates()
+
+    def _commit(self) -> None:
+        self.save()
+        self._commits, self._saves_more = self._commits + 1, False
 
     def check_host_updates(self) -> None:
         """Raise `HostsUpdatedInterrupt` on all ranks if one of them has been told that hosts came or are leaving.
@@ -109,23 +113,25 @@ class State:
         if added or removed:
             # A rank may be lost here, and another one hear of that and not of the hosts: it goes back to its last
             # commit, while this one keeps its state. The number of commits tells these two apart.
-            self.save()
-            self._commits += 1
+            self._commit()
             raise HostsUpdatedInterrupt(skip_sync=not added)
 
     def is_shared(self) -> bool:
-        """Return whether all ranks hold the state of one commit, which is the same on all. All ranks must call it."""
-        least_and_most = array("q", (-self.held_commits, self.held_commits))
+        """Return whether all ranks hold the state of one commit, which is the same on all. All ranks must call it.
+
+        One that a rank has saved since, without `commit`, may be of another step than that of others."""
+        mine = array("q", (-self.held_commits, self.held_commits, self._saves_more))
         if default.size() > 1:
             request = Request(kinds.ALLREDUCE, reduction=Reduction(Max))
-            default.membership().engine.run(request, "elastic.held_commits", least_and_most, least_and_most)
-        self._is_newest = self.held_commits == least_and_most[1] >= 0
-        return -least_and_most[0] == least_and_most[1] >= 0
+            default.membership().engine.run(request, "elastic.held_commits", mine, mine)
+        least, most, saves_more = -mine[0], mine[1], bool(mine[2])
+        self._is_newest = self.held_commits == most >= 0 and not saves_more
+        return least == most >= 0 and not saves_more
 
     def hold(self) -> None:
         """Note that all ranks have rank 0's state, with its number of commits; `run` calls this after `sync`."""
         self._commits = broadcast_object(self._commits, 0, "elastic.commits")
-        self._holds = True
+        self._holds, self._saves_more = True, False
 
     def prepare(self) -> None:
         """Allocate in a newcomer, while the others train, what `sync` will fill; does nothing by default."""
@@ -184,6 +190,7 @@ class ObjectState(State):
 
     def save(self) -> None:
         """Keep a copy of everything in memory."""
+        self._saves_more = True
         for handler in self._handlers.values():
             handler.save()
         self._saved_state = {name: self._copy(getattr(self, name)) for name in self._saved_state}
@@ -250,6 +257,7 @@ class ObjectState(State):
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         if name in self.__dict__.get("_handlers", {}):
+            self._saves_more = True
             self._handlers[name].set_value(value)
 
 
