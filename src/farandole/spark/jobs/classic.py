@@ -81,10 +81,13 @@ class ClassicApplication:
         context = self._context
         names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
         before = [(name, context.getLocalProperty(name)) for name in names]
-        context.setJobGroup(group, description, interruptOnCancel=True)
+        # A user's own group stays, as it is how notebooks and services cancel the jobs of a cell or a request.
+        context.setJobGroup(before[0][1] or group, description, interruptOnCancel=True)
+        context.addJobTag(group)
         try:
-            yield lambda: context.cancelJobGroup(group)
+            yield lambda: context.cancelJobsWithTag(group)
         finally:
+            context.removeJobTag(group)
             for name, value in before:
                 context.setLocalProperty(name, value)  # type: ignore[arg-type]
 

@@ -1,0 +1,45 @@
+"""What a user gives to a Spark job of ranks, what its ranks raise, and how it is cancelled."""
+
+import threading
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from farandole.spark import JobCancelled
+from farandole.spark.driver.messages import send
+from farandole.spark.jobs.barrier import run_barrier_job
+from helpers.marked import wait_until_gone
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
+
+HANGS = 60  # seconds: a rank that nobody ends
+
+
+def test_a_users_job_group_cancels_the_ranks(spark: SparkSession, mark: str) -> None:
+    context, ends = spark.sparkContext, list[BaseException]()
+
+    def main() -> None:
+        send("started", {})
+        threading.Event().wait(HANGS)
+
+    def cancel(rank: int, message: dict[str, object]) -> None:
+        context.cancelJobGroup("cell 7")
+
+    def of_a_cell() -> None:
+        context.setJobGroup("cell 7", "of a notebook")
+        with pytest.raises(JobCancelled) as caught:
+            run_barrier_job(spark, main, num_proc=1, description="none", env={"MARK": mark}, on_message=cancel)
+        ends.append(caught.value)
+        assert context.getLocalProperty("spark.jobGroup.id") == "cell 7"
+        assert context.getLocalProperty("spark.job.description") == "of a notebook"
+        assert not context.getJobTags()
+
+    thread = InheritableThread(target=of_a_cell)
+    thread.start()
+    thread.join()
+    assert len(ends) == 1
+    assert wait_until_gone(mark, 20) == []
