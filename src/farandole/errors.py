@@ -35,7 +35,7 @@ ranks mask secrets in their texts (`farandole.masking`).
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
-from farandole.masking import mask
+from farandole.masking import mask, mask_foreign
 
 __all__ = [
     "AuthenticationError",
@@ -158,8 +158,8 @@ class RankFailed(FarandoleError, RuntimeError):
     def __init__(
         self, rank: int, reason: str, traceback: str = "", tail: Sequence[str] = (), earlier: Sequence[str] = ()
     ) -> None:
-        self.rank, self.reason, self.traceback = rank, mask(reason), mask(traceback)
-        self.tail, self.earlier = tuple(mask(line) for line in tail), tuple(mask(each) for each in earlier)
+        self.rank, self.reason, self.traceback = rank, mask_foreign(reason), mask_foreign(traceback)
+        self.tail, self.earlier = tuple(map(mask_foreign, tail)), tuple(map(mask_foreign, earlier))
         super().__init__(rank, self.reason, self.traceback, self.tail, self.earlier)
 
     def __str__(self) -> str:

@@ -35,6 +35,13 @@ def mask(text: str, *secrets: str) -> str:
     return _OPTION.sub(rf"\1\3{_MASK}\3", text)
 
 
+def mask_foreign(text: str) -> str:
+    """Return the masked `text` of a user's program as UTF-8 can hold it: a file's name may have bytes that are no text.
+
+    Spark's Python worker fails to send such an error, and the driver would wait for the rank without end."""
+    return mask(text.encode(errors="backslashreplace").decode())
+
+
 def secret_values(options: Mapping[str, object]) -> list[str]:
     """Return the values of options that have the name of a secret, in nested mappings too."""
     return list(_values(options))

@@ -1,5 +1,6 @@
 """What a user gives to a Spark job of ranks, what its ranks raise, and how it is cancelled."""
 
+import os
 import threading
 
 import pytest
@@ -9,7 +10,8 @@ pytest.importorskip("pyspark")
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-from farandole.spark import JobCancelled
+from farandole.errors import RankFailed
+from farandole.spark import JobCancelled, run
 from farandole.spark.driver.messages import send
 from farandole.spark.jobs.barrier import run_barrier_job
 from helpers.marked import wait_until_gone
@@ -43,3 +45,15 @@ def test_a_users_job_group_cancels_the_ranks(spark: SparkSession, mark: str) -> 
     thread.join()
     assert len(ends) == 1
     assert wait_until_gone(mark, 20) == []
+
+
+def test_an_error_with_bytes_that_are_no_text_reaches_the_driver(spark: SparkSession) -> None:
+    def main() -> None:
+        raise FileNotFoundError(f"/nowhere/{os.fsdecode(name)}")
+
+    name = b"gar\xe7on.csv"  # of a folder from an old system
+
+    with pytest.raises(RankFailed, match=r"FileNotFoundError: /nowhere/gar.udce7on\.csv") as caught:
+        run(main, num_proc=2)
+    str(caught.value).encode()
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
