@@ -10,11 +10,13 @@ pytest.importorskip("pyspark")
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-from farandole.errors import RankFailed
-from farandole.spark import JobCancelled, run
+import farandole
+from farandole.errors import ConfigError, RankFailed
+from farandole.estimators.backend import SparkBackend
+from farandole.spark import JobCancelled, run, run_elastic
 from farandole.spark.driver.messages import send
 from farandole.spark.jobs.barrier import run_barrier_job
-from helpers.marked import wait_until_gone
+from helpers.marked import processes_with, wait_until_gone
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
 
@@ -57,3 +59,26 @@ def test_an_error_with_bytes_that_are_no_text_reaches_the_driver(spark: SparkSes
         run(main, num_proc=2)
     str(caught.value).encode()
     assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+@pytest.mark.parametrize("env", [{"A": 1}, {"A": None}, {1: "A"}, {"": "A"}, {"A=B": "C"}, {"A": "\0"}])
+def test_variables_that_no_process_can_have_are_refused_at_once(spark: SparkSession, env: dict[str, str]) -> None:
+    for start in (run, run_elastic, farandole.run):
+        with pytest.raises(ConfigError, match=r"^env: (variables are texts|no process can have)"):
+            start(print, num_proc=2, env=env)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "soon"])
+def test_a_time_that_is_none_is_refused_at_once(spark: SparkSession, seconds: float, mark: str) -> None:
+    with pytest.raises(ConfigError, match=r"^start_timeout: "):
+        run(print, num_proc=1, start_timeout=seconds, env={"MARK": mark})
+    with pytest.raises(ConfigError, match=r"^start_timeout: "):
+        SparkBackend(1, start_timeout=seconds).tasks()
+    assert processes_with(mark) == []
+
+
+def test_the_time_to_start_may_be_a_variable_of_the_ranks(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match="FARANDOLE_START_TIMEOUT"):
+        run(print, num_proc=1, env={"FARANDOLE_START_TIMEOUT": "soon"})
+    with pytest.raises(RankFailed, match=r"0\.001"):
+        run(print, num_proc=1, env={"FARANDOLE_START_TIMEOUT": "1ms"})

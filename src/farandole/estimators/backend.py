@@ -2,9 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, TypeVar
 
+from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.spark.jobs.chosen import application_of
 from farandole.spark.jobs.session import active_session, check_transport, interface_of, run, shown_on
@@ -86,7 +86,7 @@ class SparkBackend(Backend):
             profile=given.get("resource_profile"),
             ranks_per_task=given.get("ranks_per_task", 1),
             executable=given.get("executable") or "",
-            start_timeout=None if timeout is None else timedelta(seconds=timeout),
+            start_timeout=None if timeout is None else Config.from_environment({}, start_timeout=timeout).start_timeout,
             show=shown_on(*files, stamped) if stamped or files != (None, None) else None,
             shows_lines=None if asked is None else bool(asked),
             env=self.env if nics is None else {**self.env, "FARANDOLE_INTERFACE": interface_of(nics)},

@@ -15,6 +15,17 @@ log = logging.getLogger(__name__)
 _TORCH = next(setting for setting in Config.settings() if setting.name == "torch_env")
 
 
+def checked_variables(env: Mapping[str, str] | None) -> dict[str, str]:
+    """Return a user's variables; raises `ConfigError` for one that no process can have, for which no rank can start."""
+    given = dict(env or {})
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigError("env", f"variables are texts, got {name}={value!r}")
+        if not name or "=" in name or "\0" in name + value:
+            raise ConfigError("env", f"no process can have the variable {name!r} with the value {value!r}")
+    return given
+
+
 def refuse_mpi(config: Config, ranks: int) -> None:
     """Raise `ConfigError` if the fabric of several `ranks` is MPI: only MPI's own launchers connect its processes."""
     if config.fabric == "mpi" and ranks != 1:

@@ -15,7 +15,7 @@ from farandole.launch.backends import choose_backend, variables_of_ranks
 from farandole.launch.backends.ssh import Ssh
 from farandole.launch.elastic.job import ElasticJob
 from farandole.launch.elastic.options import Elastic, ElasticArguments
-from farandole.launch.environment import refuse_mpi, with_settings
+from farandole.launch.environment import checked_variables, refuse_mpi, with_settings
 from farandole.launch.job import Job, open_job
 from farandole.launch.output import Output
 from farandole.launch.pickling import dump_call, load_value
@@ -64,7 +64,7 @@ def run(
     if not isinstance(num_proc, SupportsIndex):
         raise ConfigError("num_proc", f"must be an integer, got {num_proc!r}")
     payload = dump_call(func, args, kwargs or {})
-    environment = {**os.environ, **(env or {})}
+    environment = {**os.environ, **checked_variables(env)}
     environment = environment if config is None else with_settings(environment, config)
     asked = {"start_timeout": start_timeout, "interface": network_interface}
     given = {name: value for name, value in asked.items() if value is not None}

@@ -33,7 +33,7 @@ from farandole.launch.backends import reach, variables_of_ranks
 from farandole.launch.backends.local import LocalBackend
 from farandole.launch.backends.mpi_operator import OperatorJob
 from farandole.launch.backends.ssh import Ssh
-from farandole.launch.environment import with_settings
+from farandole.launch.environment import checked_variables, with_settings
 from farandole.launch.job import open_job
 from farandole.launch.output import Output
 from farandole.launch.pickling import dump, dump_call
@@ -81,9 +81,7 @@ class Farandole:
             value = getattr(self, name)
             if not isinstance(value, Resources | None):
                 raise ConfigError(name, f"must be flytekit's Resources(cpu=..., mem=...), got {value!r}")
-        for name, value in self.env.items():
-            if not isinstance(value, str):
-                raise ConfigError("env", f"variables are texts, got {name}={value!r}")
+        checked_variables(self.env)
         check_binding(self.binding)
         Config.from_environment(self.env, **self._given())  # checks the settings when the task is defined
         if self.min_workers is not None and self.min_workers > self.num_workers:

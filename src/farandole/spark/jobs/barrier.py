@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from farandole.config import Config
 from farandole.errors import ConfigError, SourceError
 from farandole.launch.channel import MOST_FILES
+from farandole.launch.environment import checked_variables
 from farandole.launch.failures import Failure
 from farandole.launch.pickling import dump_call
 from farandole.meeting.handshake import new_secret
@@ -72,7 +73,7 @@ def run_barrier_job(
     results: Literal["all", "first"] = "all",
     show: Show = show_on_console,
     executable: str = "",
-    start_timeout: timedelta | None = None,
+    start_timeout: timedelta | float | None = None,
     max_attempts: int = 1,
     on_pickled: Callable[[bytes], None] | None = None,
     profile: ResourceProfile | None = None,
@@ -87,9 +88,9 @@ def run_barrier_job(
     resources of each task, which runs `ranks_per_task` ranks. Raises `PicklingError`, `SlotsError` or `ConfigError`
     before ranks start; later the `RankFailed` of the first failure, `SourceError` with the host whose rows are lost,
     `CacheError` with the disk that is full, or `JobCancelled`."""
-    variables, settings = _prepare(spark, num_proc, ranks_per_task, env or {})
+    variables, settings = _prepare(spark, num_proc, ranks_per_task, env or {}, start_timeout)
     call, fed = _dump(main, args, kwargs or {}, on_pickled)
-    patience, interface = settings.start_timeout if start_timeout is None else start_timeout, settings.interface or ""
+    patience, interface = settings.start_timeout, settings.interface or ""
     application = application_of(spark)
     tasks = _Tasks(fed if dataframe is None else [dataframe], interface, profile)
     attempts = Attempts(max_attempts, int(application.settings.get("spark.stage.maxConsecutiveAttempts", "4")))
@@ -153,7 +154,11 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _prepare(
-    spark: SparkSession, num_proc: int, ranks_per_task: int, env: Mapping[str, str]
+    spark: SparkSession,
+    num_proc: int,
+    ranks_per_task: int,
+    env: Mapping[str, str],
+    start_timeout: timedelta | float | None,
 ) -> tuple[dict[str, str], Config]:
     """Return the ranks' variables and the settings in them; raises `ConfigError` here rather than on every rank.
 
@@ -163,8 +168,9 @@ def _prepare(
     if ranks_per_task < 1 or num_proc % ranks_per_task:
         raise ConfigError("ranks_per_task", f"must divide the number of ranks, {num_proc}, got {ranks_per_task}")
     use_own_interpreter(spark)
-    variables = {**passed_on(os.environ), **env}
-    return variables, Config.from_environment(variables)
+    variables = {**passed_on(os.environ), **checked_variables(env)}
+    given = {} if start_timeout is None else {"start_timeout": start_timeout}
+    return variables, Config.from_environment(variables, **given)
 
 
 def _dump(

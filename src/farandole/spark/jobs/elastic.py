@@ -23,6 +23,7 @@ from farandole.launch.backends.local import LocalAgent
 from farandole.launch.elastic.callers import Callers, call_launcher
 from farandole.launch.elastic.job import ElasticJob, open_elastic_job
 from farandole.launch.elastic.options import Elastic
+from farandole.launch.environment import checked_variables
 from farandole.launch.pickling import dump_call, load_value
 from farandole.meeting.addresses import join_address
 from farandole.meeting.handshake import new_secret
@@ -73,7 +74,7 @@ def run_elastic(
     call cannot be pickled, `JobCancelled`, and the `RankFailed` of the failure that has ended the training."""
     spark = active_session()
     application = application_of(spark)
-    variables = {**passed_on(os.environ), **(env or {})}
+    variables = {**passed_on(os.environ), **checked_variables(env)}
     if nics is not None:
         variables["FARANDOLE_INTERFACE"] = interface_of(nics)
     threads = application.settings.get(f"spark.executorEnv.{_THREADS}")

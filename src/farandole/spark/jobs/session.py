@@ -4,7 +4,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import TextIO, TypeVar
 
 from pyspark import TaskContext
@@ -12,7 +11,6 @@ from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_ARGUMENTS, REFUSED_SPARK_MPI
 from farandole.spark.driver.log import Show, Verbosity, show_on_console
@@ -73,9 +71,7 @@ def run(
         executable=executable or "",
         profile=resource_profile,
         ranks_per_task=ranks_per_task,
-        start_timeout=Config.from_environment().start_timeout
-        if start_timeout is None
-        else timedelta(seconds=start_timeout),
+        start_timeout=start_timeout,
     )
 
 
