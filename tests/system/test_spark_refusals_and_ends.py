@@ -1,4 +1,4 @@
-"""What a user gives to a Spark job of ranks, what its ranks raise, and how it is cancelled."""
+"""Jobs of ranks on Spark: wrong arguments are refused, ranks' errors arrive, and a user's job group cancels them."""
 
 import os
 import threading
