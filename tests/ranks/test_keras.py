@@ -1,5 +1,6 @@
 """farandole.keras on each backend of Keras, on two ranks."""
 
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -51,6 +52,8 @@ def test_gradients_of_different_variables_are_not_mixed(passes: int | None, fram
 
     import farandole.keras as hvd
 
+    both = threading.Barrier(2)  # whose time is up first must not end before the other's is
+
     def body(context: Context) -> None:
         sgd = keras.optimizers.SGD(1.0, gradient_accumulation_steps=passes)
         optimizer = hvd.DistributedOptimizer(sgd, name="mine")
@@ -62,6 +65,7 @@ def test_gradients_of_different_variables_are_not_mixed(passes: int | None, fram
         with pytest.raises(Exception, match=rf"mine\.without\.{1 - context.rank}.*rank"):
             for _ in range(passes or 1):
                 optimizer.apply(gradients, variables)
+        both.wait(60)
 
     run_ranks(2, body, config=Config(collective_timeout=timedelta(seconds=1)))
 

@@ -1,5 +1,6 @@
 """Training with DistributedGradientTape on several ranks is training on all their rows at once."""
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -272,6 +273,8 @@ def test_members_of_a_process_set_reduce_among_themselves() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_of_different_variables_are_not_mixed(compiled: bool) -> None:
+    both = threading.Barrier(2)  # whose time is up first must not end before the other's is
+
     def body(context: Context) -> None:
         a, b, c = (tf.Variable(1.0) for _ in range(3))
 
@@ -282,6 +285,7 @@ def test_gradients_of_different_variables_are_not_mixed(compiled: bool) -> None:
 
         with pytest.raises(tf.errors.DeadlineExceededError, match=rf"without\.{2 - context.rank}"):
             (tf.function(step) if compiled else step)()
+        both.wait(60)
 
     run_ranks(2, body, config=Config(collective_timeout=timedelta(seconds=1)))
 

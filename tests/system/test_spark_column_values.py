@@ -64,13 +64,11 @@ def test_null_vectors_are_counted(spark: SparkSession, compressed: bool) -> None
         estimator(compress_sparse_cols=compressed).fit(vectors(spark))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "problem"), [(None, "fill or drop null vectors"), ("float32", "1 of 3 rows are null")]
-)
-def test_a_converter_refuses_null_vectors(spark: SparkSession, dtype: Literal["float32"] | None, problem: str) -> None:
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_a_converter_refuses_null_vectors(spark: SparkSession, dtype: Literal["float32"] | None) -> None:
     converter = make_spark_converter(vectors(spark), dtype=dtype)
-    # The first rows are read beside the block, which may notice the null before it or within.
-    with pytest.raises(DataError, match=problem), converter.make_torch_dataloader() as loader:
+    # Rows are read beside the block. Who notices the null, and in how many rows, depends on how many are written then.
+    with pytest.raises(DataError, match="fill or drop"), converter.make_torch_dataloader() as loader:
         next(iter(loader))
 
 
