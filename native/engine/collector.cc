@@ -30,7 +30,9 @@ Collector::Collector(int rank, const std::vector<int>& children, double merge_wa
 void Collector::add(const RequestBatch& batch, double now) {
   for (const auto& wanted : batch) {
     if (const auto* id = std::get_if<uint32_t>(&wanted)) add(0, *id, now);
-    else forward({members_[0], std::get<Request>(wanted)});
+    else if (const auto* carrying = std::get_if<NumberWithInput>(&wanted))
+      forward(RequestWithInput{members_[0], carrying->id, carrying->input});
+    else forward(FullRequest{members_[0], std::get<Request>(wanted)});
   }
 }
 
@@ -39,6 +41,10 @@ void Collector::add(int child, CollectedRequests collected, double now) {
   for (auto& item : collected) {
     if (auto* full = std::get_if<FullRequest>(&item)) {
       forward(std::move(*full));
+      continue;
+    }
+    if (auto* carrying = std::get_if<RequestWithInput>(&item)) {
+      forward(std::move(*carrying));
       continue;
     }
     const auto& numbers = std::get<NumberRange>(item);
@@ -85,6 +91,12 @@ void Collector::forward(FullRequest full) {
   up_.emplace_back(std::move(full));
 }
 
+/// Without a merge: the coordinator needs the input of each rank.
+void Collector::forward(RequestWithInput carrying) {
+  stop_merging(carrying.id);
+  up_.emplace_back(std::move(carrying));
+}
+
 /// Sends up a request of the member at `place`: this rank alone, or a child with its whole subtree.
 void Collector::send_up(size_t place, uint32_t id) { append(up_, {members_[place], place != 0, id, 1}); }
 
@@ -125,7 +137,7 @@ void Collector::learn(const Plan& plan) {
 }
 
 void Collector::learn(const Entry& entry) {
-  if (entry.is_number()) {
+  if (entry.is_number() || !entry.result.empty()) {
     require_known(entry.id, entry.count);
     for (uint32_t i = 0; i < entry.count; ++i) number(entry.id + i).unmerged = false;
     return;
@@ -178,6 +190,10 @@ void deliver(CollectedRequests collected, int sender, Tree& tree, Negotiator& ne
   for (auto& item : collected) {
     if (auto* full = std::get_if<FullRequest>(&item)) {
       negotiator.add(from(full->rank), std::move(full->request), now);
+      continue;
+    }
+    if (auto* carrying = std::get_if<RequestWithInput>(&item)) {
+      negotiator.add(from(carrying->rank), carrying->id, std::move(carrying->input), now);
       continue;
     }
     const auto& numbers = std::get<NumberRange>(item);

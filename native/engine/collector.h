@@ -18,8 +18,8 @@ namespace farandole {
 /// without clocks, threads or sockets. Every rank but the coordinator has one.
 ///
 /// Every request goes up exactly once. It is held back only while a merge is likely. It goes up separately, with its
-/// rank, when a rank below sends the same name in full or sent its own request separately, a rank has left, a rank
-/// below has joined, or other ranks are late (the coordinator then names the missing ones).
+/// rank, when it carries its input, a rank below sends the same name in full or sent its own request separately, a rank
+/// has left, a rank below has joined, or other ranks are late (the coordinator then names the missing ones).
 class Collector {
  public:
   /// `merge_wait` is the longest time in seconds that a request is held back.
@@ -54,6 +54,7 @@ class Collector {
   void add(size_t place, uint32_t id, double now);
   void forward(const NumberRange& numbers);
   void forward(FullRequest full);
+  void forward(RequestWithInput carrying);
   void send_up(size_t place, uint32_t id);
   void stop_merging(uint32_t id);
   void send_separately(uint32_t id);

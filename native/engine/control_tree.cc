@@ -30,6 +30,7 @@ ControlTree::ControlTree(Wiring& wiring, const EngineOptions& options, Pending& 
       trace_(trace),
       stall_(seconds(options.stall)),
       timeout_(seconds(options.timeout)),
+      carries_(wiring.carries_inputs()),
       tree_(wiring.parents),
       negotiator_({wiring.size, options.knobs.fusion_threshold, options.cache_capacity, seconds(options.timeout),
                    options.look_ahead, wiring.members}),
@@ -68,11 +69,12 @@ void ControlTree::connect(int peer) {
 }
 
 bool ControlTree::send_requests() {
-  RequestBatch batch = pending_.drain();
+  RequestBatch batch = pending_.drain(carries_);
   if (batch.empty()) return false;
   {
     const std::lock_guard lock(mu_);
-    for (const auto& item : batch) ++(item.index() == 0 ? request_counts_.by_number : request_counts_.in_full);
+    for (const auto& item : batch)
+      ++(std::holds_alternative<Request>(item) ? request_counts_.in_full : request_counts_.by_number);
   }
   const double now = now_s();
   if (!wiring_.is_coordinator()) {
@@ -83,6 +85,8 @@ bool ControlTree::send_requests() {
   own.add(wiring_.rank);
   for (auto& item : batch) {
     if (const auto* id = std::get_if<uint32_t>(&item)) negotiator_.add(own, *id, now);
+    else if (auto* carrying = std::get_if<NumberWithInput>(&item))
+      negotiator_.add(wiring_.rank, carrying->id, std::move(carrying->input), now);
     else negotiator_.add(wiring_.rank, std::move(std::get<Request>(item)), now);
   }
   return true;

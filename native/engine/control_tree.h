@@ -100,6 +100,7 @@ class ControlTree {
   Pending& pending_;
   const Trace& trace_;
   const double stall_, timeout_;  // seconds
+  const bool carries_;            // requests for small reductions contain their inputs
   Tree tree_;
   Negotiator negotiator_;              // used by rank 0 only
   Collector collector_;                // used by all other ranks

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/int8_blocks.h"
 #include "base/keep.h"
+#include "engine/carried.h"
 #include "engine/execute.h"
 #include "engine/host_copies.h"
 #include "engine/joined.h"
@@ -118,7 +119,12 @@ void Executor::run(const Bucket& bucket, std::span<const OperationPtr> operation
       for (const OperationPtr& each : operations) driver_.fail(each, choice.refusal->named(each->request.name));
       return;
     }
-    algorithm = choice.by_nccl ? devices_.run(*world_, bucket, operations) : run_in_host_memory(bucket, operations);
+    if (has_results(bucket)) {
+      store_results(bucket, operations);
+      algorithm = "coordinator";
+    } else {
+      algorithm = choice.by_nccl ? devices_.run(*world_, bucket, operations) : run_in_host_memory(bucket, operations);
+    }
   } catch (const Error& raised) {
     error = failures_.root_cause(raised);
   } catch (const std::exception& raised) {

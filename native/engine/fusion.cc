@@ -8,7 +8,7 @@
 namespace farandole {
 namespace {
 
-using Key = std::tuple<Kind, DType, ReduceOp, double, double, int32_t, bool, bool>;
+using Key = std::tuple<Kind, DType, ReduceOp, double, double, int32_t, bool, bool, bool>;
 
 /// Returns whether fusing such operations is faster.
 bool fuses(const Request& request) {
@@ -21,10 +21,11 @@ bool fuses(const Request& request) {
 Key key_of(const Fusible& item) {
   const Request& request = item.request;
   const bool with_joined = item.entry.request.has_value();
+  const bool has_result = !item.entry.result.empty();
   if (!traits_of(request.kind).reduces)
-    return {request.kind, DType::UInt8, ReduceOp::Sum, 1, 1, request.root, with_joined, request.on_device};
-  return {request.kind, request.dtype,    request.op, request.prescale, request.postscale, 0,
-          with_joined,  request.on_device};
+    return {request.kind, DType::UInt8, ReduceOp::Sum, 1, 1, request.root, with_joined, request.on_device, has_result};
+  return {request.kind, request.dtype,     request.op, request.prescale, request.postscale, 0,
+          with_joined,  request.on_device, has_result};
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <sstream>
 #include <utility>
 
+#include "engine/carried.h"
+
 namespace farandole {
 namespace {
 
@@ -111,11 +113,24 @@ void Negotiator::add(int rank, uint32_t id, double now) {
   add(one, id, now);
 }
 
+void Negotiator::add(int rank, uint32_t id, Bytes input, double now) {
+  if (id < known_.size()) {
+    Known& known = known_[id];
+    if (!can_carry(known.request) || input.size() != known.request.bytes())
+      throw Error::internal("rank " + std::to_string(rank) + " sent " + std::to_string(input.size()) +
+                            " bytes with a request for '" + known.request.name + "'");
+    known.inputs.resize(static_cast<size_t>(options_.size));
+    known.inputs[static_cast<size_t>(rank)] = std::move(input);
+  }
+  add(rank, id, now);
+}
+
 void Negotiator::add(const RankSet& ranks, uint32_t id, double now) {
   if (id >= known_.size()) throw Error::internal("ranks requested unknown number " + std::to_string(id));
   Known& known = known_[id];
   now_ = now;
   if (known.in_full || !left_.empty() || joined_.any()) {
+    known.inputs.clear();
     const Request request = known.request;  // a copy: the table of numbers may grow
     ranks.each([&](int rank) { add(rank, request, now); });
     return;
@@ -129,7 +144,10 @@ void Negotiator::add(const RankSet& ranks, uint32_t id, double now) {
   if (known.asked.count() < static_cast<size_t>(options_.size)) return;
   known.asked.clear();
   --partial_;
-  release({known.request, {{}, id, {}}});  // all ranks know the number
+  Fusible ready{known.request, {{}, id, {}}};  // all ranks know the number
+  if (!known.inputs.empty()) ready.entry.result = reduce_carried(known.request, known.inputs);
+  known.inputs.clear();
+  release(std::move(ready));
 }
 
 bool Negotiator::is_complete(const RankRequests& asked) const {
@@ -209,6 +227,7 @@ Negotiator::RankRequests& Negotiator::expand(const std::string& name, double now
   Known& known = known_[number->second];
   known.in_full = true;
   if (known.asked.empty()) return asked;
+  known.inputs.clear();
   known.asked.each([&](int rank) { asked.by_rank[static_cast<size_t>(rank)] = known.request; });
   asked.count = static_cast<int>(known.asked.count());
   asked.since = known.since;
@@ -256,7 +275,7 @@ uint32_t Negotiator::number(const Request& request) {
   if (found != numbers_.end() && known_[found->second].request == request) return found->second;
   // Numbers are never reused, so a number in flight keeps its meaning.
   if (known_.size() >= options_.cache_capacity) return kNoId;
-  known_.push_back({request, {}, 0, false});
+  known_.push_back({request, {}, 0, false, {}});
   return numbers_[request.name] = static_cast<uint32_t>(known_.size() - 1);
 }
 

@@ -20,8 +20,9 @@ namespace farandole {
 /// Decides which operations run; pure, without clocks, threads or sockets. Only the coordinator, rank 0, has one.
 ///
 /// Ranks make requests in any order and at any time. A request that all ranks have made alike is ready. Requests that
-/// differ are refused, with each rank's version. Ready operations are fused and returned as a plan. A joined rank
-/// counts as having made every request, until all have joined.
+/// differ are refused, with each rank's version. Ready operations are fused and returned as a plan, with the results of
+/// those whose requests have all carried their inputs. A joined rank counts as having made every request, until all
+/// have joined.
 class Negotiator {
  public:
   struct Options {
@@ -40,6 +41,9 @@ class Negotiator {
 
   /// Adds a request by number. Throws Error (Internal) for an unknown number.
   void add(int rank, uint32_t id, double now);
+
+  /// Adds a request by number with its input. Throws Error (Internal) for an input that does not fit the number.
+  void add(int rank, uint32_t id, Bytes input, double now);
 
   /// Adds a request of several ranks at once, at a cost that hardly depends on their count.
   void add(const RankSet& ranks, uint32_t id, double now);
@@ -80,6 +84,7 @@ class Negotiator {
     RankSet asked;
     double since = 0;
     bool in_full = false;
+    std::vector<Bytes> inputs{};  // by rank, as far as requests have carried them
   };
   struct Group {
     std::vector<Fusible> ready;

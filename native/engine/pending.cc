@@ -2,7 +2,20 @@
 
 #include <utility>
 
+#include "engine/carried.h"
+
 namespace farandole {
+namespace {
+
+bool are_few_bytes(std::span<const OperationPtr> operations) {
+  size_t bytes = 0;
+  for (const OperationPtr& operation : operations)
+    if ((bytes += operation->request.bytes()) > kCarriedBytes) return false;
+  return true;
+}
+
+}  // namespace
+
 void Pending::add(std::span<const OperationPtr> operations) {
   const std::lock_guard lock(mu_);
   if (refused_) throw refused_->named(operations.front()->request.name);
@@ -67,16 +80,19 @@ uint32_t Pending::number_of(Recurring& recurring) {
   return recurring.number = names_.at(recurring.operations.front()->request.name).id;
 }
 
-RequestBatch Pending::drain() {
+RequestBatch Pending::drain(bool carries) {
   RequestBatch batch;
   if (!has_new()) return batch;
   const std::lock_guard lock(mu_);
   has_new_.store(false, std::memory_order_relaxed);
   batch.reserve(queue_.size());
+  carries = carries && are_few_bytes(queue_);
   for (const OperationPtr& operation : queue_) {
-    const Name& name = names_[operation->request.name];
-    if (name.id != kNoId && name.signature == operation->request) batch.emplace_back(name.id);
-    else batch.emplace_back(operation->request);
+    const Request& request = operation->request;
+    const Name& name = names_[request.name];
+    if (name.id == kNoId || name.signature != request) batch.emplace_back(request);
+    else if (!carries || !can_carry(request)) batch.emplace_back(name.id);
+    else batch.emplace_back(NumberWithInput{name.id, {operation->input, operation->input + request.bytes()}});
   }
   queue_.clear();
   queued_.store(0, std::memory_order_relaxed);

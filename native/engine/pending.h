@@ -17,8 +17,16 @@
 
 namespace farandole {
 
+/// The number of a known signature, with the input of the operation; see carried.h.
+struct NumberWithInput {
+  uint32_t id = 0;
+  Bytes input;
+
+  bool operator==(const NumberWithInput&) const = default;
+};
+
 /// Requests of one rank: numbers of known signatures, full requests otherwise.
-using RequestBatch = std::vector<std::variant<uint32_t, Request>>;
+using RequestBatch = std::vector<std::variant<uint32_t, Request, NumberWithInput>>;
 
 /// The operations that this rank has requested and not completed, by name, and the numbers of recurring names.
 class Pending {
@@ -41,8 +49,9 @@ class Pending {
   /// The number of operations added since the last drain().
   [[nodiscard]] size_t queued() const { return queued_.load(std::memory_order_relaxed); }
 
-  /// Returns the requests added since the last call: by number if the signature is known.
-  [[nodiscard]] RequestBatch drain();
+  /// Returns the requests added since the last call: by number if the signature is known. With `carries`, those for
+  /// small reductions contain their inputs, if they are few.
+  [[nodiscard]] RequestBatch drain(bool carries = false);
 
   /// Removes and returns the operation of a plan's entry, and stores its number. Throws Error (Internal) if this rank
   /// did not request it.

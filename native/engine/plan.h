@@ -32,13 +32,15 @@ struct Entry {
   uint32_t count = 1;
   /// The others' request, if a joined rank takes part.
   std::optional<Request> request = std::nullopt;
+  /// The result, if the requests have carried the inputs; see carried.h. The number suffices then.
+  Bytes result{};
 
-  [[nodiscard]] bool is_number() const { return name.empty() && sizes.empty() && id != kNoId; }
+  [[nodiscard]] bool is_number() const { return name.empty() && sizes.empty() && result.empty() && id != kNoId; }
   bool operator==(const Entry&) const = default;
 };
 
 /// Operations that run as one. All entries share kind, dtype (of allreduces), operation, factors and root, whether
-/// joined ranks take part, and whether their tensors are on GPUs.
+/// joined ranks take part, whether their tensors are on GPUs, and whether they hold results.
 struct Bucket {
   Kind kind = Kind::Barrier;
   std::vector<Entry> entries;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "engine/kinds.h"
 
 namespace farandole {
+
+using Bytes = std::vector<std::byte>;
 
 /// One rank's request: the fields that must agree between ranks, and the sizes that may differ.
 struct Request {

@@ -15,8 +15,8 @@ enum class Tag : uint8_t { CollectedRequests = 1, Plan = 2, Departure = 3, Heart
 constexpr size_t kMostReserved = 4096;  // entries; the count of a damaged message may be wrong
 
 /// Encodings of a request item, or of an entry of a bucket.
-enum class Item : uint8_t { SendersNumbers = 0, RanksNumbers = 1, FullRequest = 2 };
-enum class Form : uint8_t { NumberRange = 0, Full = 1, WithRequest = 2 };
+enum class Item : uint8_t { SendersNumbers = 0, RanksNumbers = 1, FullRequest = 2, WithInput = 3 };
+enum class Form : uint8_t { NumberRange = 0, Full = 1, WithRequest = 2, WithResult = 3 };
 
 void write(Writer& w, const Request& request) {
   w.text(request.name);
@@ -116,11 +116,17 @@ void write(Writer& w, const NumberRange& numbers) {
   write_run(w, numbers.first, numbers.count);
 }
 
-std::variant<NumberRange, FullRequest> read_item(Reader& r) {
-  const auto item = static_cast<Item>(r.below(3));
+CollectedRequests::value_type read_item(Reader& r) {
+  const auto item = static_cast<Item>(r.below(4));
   if (item == Item::FullRequest) {
     const int32_t rank = r.rank();
     return FullRequest{rank, read_request(r)};
+  }
+  if (item == Item::WithInput) {
+    RequestWithInput carrying{r.rank(), 0, {}};
+    carrying.id = r.small_number();
+    carrying.input = r.bytes();
+    return carrying;
   }
   NumberRange numbers;
   if (item == Item::RanksNumbers) {
@@ -169,6 +175,11 @@ void write(Writer& w, const Bucket& bucket) {
       w.byte(static_cast<uint8_t>(Form::NumberRange));
       write_run(w, entry.id, count);
       at += length;
+    } else if (!entry.result.empty()) {
+      w.byte(static_cast<uint8_t>(Form::WithResult));
+      w.number(entry.id);
+      w.bytes(entry.result);
+      ++at;
     } else {
       w.byte(static_cast<uint8_t>(entry.request ? Form::WithRequest : Form::Full));
       w.number(entry.id);
@@ -188,12 +199,17 @@ Bucket read_bucket(Reader& r) {
   bucket.entries.reserve(std::min(count, kMostReserved));
   for (size_t i = 0; i < count; ++i) {
     Entry& entry = bucket.entries.emplace_back();
-    const auto form = static_cast<Form>(r.below(3));
+    const auto form = static_cast<Form>(r.below(4));
     if (form == Form::NumberRange) {
       std::tie(entry.id, entry.count) = read_run(r);
       continue;
     }
     entry.id = r.small_number();
+    if (form == Form::WithResult) {
+      entry.result = r.bytes();
+      if (entry.result.empty()) Reader::fail();
+      continue;
+    }
     entry.name = r.text();
     entry.sizes = r.sizes();
     if (form == Form::WithRequest) entry.request = read_request(r);
@@ -210,6 +226,13 @@ void encode(const CollectedRequests& collected, Bytes& out) {
   for (const auto& item : collected) {
     if (const auto* numbers = std::get_if<NumberRange>(&item)) {
       write(w, *numbers);
+      continue;
+    }
+    if (const auto* carrying = std::get_if<RequestWithInput>(&item)) {
+      w.byte(static_cast<uint8_t>(Item::WithInput));
+      w.integer(carrying->rank);
+      w.number(carrying->id);
+      w.bytes(carrying->input);
       continue;
     }
     const auto& full = std::get<FullRequest>(item);

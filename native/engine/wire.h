@@ -12,8 +12,6 @@
 
 namespace farandole {
 
-using Bytes = std::vector<std::byte>;
-
 /// Stands for the rank that sends the message.
 inline constexpr int32_t kSender = -1;
 
@@ -36,8 +34,17 @@ struct FullRequest {
   bool operator==(const FullRequest&) const = default;
 };
 
+/// A request of `rank` by number, with its input; see carried.h.
+struct RequestWithInput {
+  int32_t rank = 0;
+  uint32_t id = 0;
+  Bytes input;
+
+  bool operator==(const RequestWithInput&) const = default;
+};
+
 /// Requests on their way up the tree.
-using CollectedRequests = std::vector<std::variant<NumberRange, FullRequest>>;
+using CollectedRequests = std::vector<std::variant<NumberRange, FullRequest, RequestWithInput>>;
 
 /// Stands for a rank that is not known.
 inline constexpr int32_t kNoRank = -1;

@@ -32,11 +32,11 @@ class Writer {
     const auto bits = std::bit_cast<uint64_t>(value);
     for (int i = 0; i < 8; ++i) byte(static_cast<uint8_t>(bits >> (8 * i)));
   }
-  void text(const std::string& value) {
+  void bytes(std::span<const std::byte> value) {
     number(value.size());
-    const auto* begin = reinterpret_cast<const std::byte*>(value.data());
-    out_.insert(out_.end(), begin, begin + value.size());
+    out_.insert(out_.end(), value.begin(), value.end());
   }
+  void text(const std::string& value) { bytes(std::as_bytes(std::span(value))); }
   void integers(const std::vector<int64_t>& values) {
     number(values.size());
     for (const int64_t value : values) integer(value);
@@ -108,16 +108,23 @@ class Reader {
     for (int i = 0; i < 8; ++i) bits |= static_cast<uint64_t>(byte()) << (8 * i);
     return std::bit_cast<double>(bits);
   }
+  Bytes bytes() {
+    const std::span<const std::byte> value = taken();
+    return {value.begin(), value.end()};
+  }
   std::string text() {
-    const size_t length = count();
-    std::string value(reinterpret_cast<const char*>(left_.data()), length);
-    left_ = left_.subspan(length);
-    return value;
+    const std::span<const std::byte> value = taken();
+    return {reinterpret_cast<const char*>(value.data()), value.size()};
   }
   std::vector<int64_t> sizes() {
     std::vector<int64_t> values(count());
     for (int64_t& value : values) value = size();
     return values;
+  }
+  std::span<const std::byte> taken() {
+    const std::span<const std::byte> value = left_.first(count());
+    left_ = left_.subspan(value.size());
+    return value;
   }
   [[noreturn]] static void fail() { throw Error::internal("a control message is damaged"); }
 

@@ -49,6 +49,9 @@ struct Wiring {
   /// Return whether an exchange between all ranks moves no more bytes between hosts than any other algorithm: few
   /// ranks, all on one host or each on a host of its own.
   [[nodiscard]] bool exchanges_well() const;
+  /// Return whether the coordinator reduces small tensors, see carried.h. Where hosts have several ranks, a reduction
+  /// in two levels may have other bits than one of all inputs.
+  [[nodiscard]] bool carries_inputs() const { return !fabric && !is_one_host() && exchanges_well(); }
   [[nodiscard]] int local_rank() const;  // this rank's index in `local_ranks`
   [[nodiscard]] RankArea& own_area() const { return segment->area(local_rank()); }
   [[nodiscard]] Life& life(size_t local_rank) const { return segment->area(static_cast<int>(local_rank)).life; }

@@ -64,14 +64,17 @@ class Ranks {
     const bool by_number = known != own.numbers.end() && known->second.second == request;
     own.asked.insert(request.name);
     own.last[request.name] = request;
+    const bool carries = by_number && may_carry && random_() % 2 == 0;
     if (rank == 0) {
       CollectedRequests collected;
-      if (by_number) collected.emplace_back(NumberRange{0, false, known->second.first, 1});
+      if (carries) collected.emplace_back(RequestWithInput{0, known->second.first, input_of(request)});
+      else if (by_number) collected.emplace_back(NumberRange{0, false, known->second.first, 1});
       else collected.emplace_back(FullRequest{0, request});
       deliver(std::move(collected), 0, tree_, negotiator_, now);
       return;
     }
-    if (by_number) own.collector->add(RequestBatch{known->second.first}, now);
+    if (carries) own.collector->add(RequestBatch{NumberWithInput{known->second.first, input_of(request)}}, now);
+    else if (by_number) own.collector->add(RequestBatch{known->second.first}, now);
     else own.collector->add(RequestBatch{request}, now);
     if (random_() % 2 == 0) forward(rank);
   }
@@ -106,6 +109,7 @@ class Ranks {
   [[nodiscard]] bool waits_for(int rank, const std::string& name) { return at(rank).asked.contains(name); }
 
   double now = 0;
+  bool may_carry = false;  // some requests contain their inputs
 
  private:
   using Up = std::variant<CollectedRequests, Departure>;
@@ -118,6 +122,8 @@ class Ranks {
     std::map<std::string, Request> last;  // the last request of a name
     std::set<std::string> asked;          // and not resolved
   };
+
+  static Bytes input_of(const Request& request) { return Bytes(request.bytes(), std::byte{1}); }
 
   Rank& at(int rank) { return ranks_[static_cast<size_t>(rank)]; }
 
@@ -168,9 +174,9 @@ class Ranks {
     }
     for (const Entry& entry : std::get<Bucket>(item).entries)
       for (uint32_t i = 0; i < entry.count; ++i)
-        outcomes_[entry.is_number() ? names_.at(entry.id + i) : entry.name] += "runs";
+        outcomes_[entry.name.empty() ? names_.at(entry.id + i) : entry.name] += "runs";
     for (const Entry& entry : std::get<Bucket>(item).entries)
-      if (!entry.is_number() && entry.id != kNoId) names_[entry.id] = entry.name;
+      if (!entry.name.empty() && entry.id != kNoId) names_[entry.id] = entry.name;
   }
 
   bool sink(int rank) {
@@ -199,9 +205,9 @@ class Ranks {
       }
       for (const Entry& entry : std::get<Bucket>(item).entries) {
         for (uint32_t i = 0; i < entry.count; ++i) {
-          const std::string& name = entry.is_number() ? names_.at(entry.id + i) : entry.name;
+          const std::string& name = entry.name.empty() ? names_.at(entry.id + i) : entry.name;
           check::that(own.asked.erase(name) == 1, "the plan holds what the rank has asked for", name);
-          if (!entry.is_number() && entry.id != kNoId) own.numbers[name] = {entry.id, own.last.at(name)};
+          if (!entry.name.empty() && entry.id != kNoId) own.numbers[name] = {entry.id, own.last.at(name)};
         }
       }
     }

@@ -158,6 +158,58 @@ void test_numbers() {
   CHECK(buckets_of(negotiator.decide(4)).at(0).entries.at(0).id != first.id);
 }
 
+Bytes bytes_of(const std::vector<float>& values) {
+  const auto* begin = reinterpret_cast<const std::byte*>(values.data());
+  return {begin, begin + values.size() * sizeof(float)};
+}
+
+void test_inputs_of_all_ranks_are_reduced() {
+  Negotiator negotiator({.size = 3});
+  const auto ask_in_full = [&](const std::string& name) {
+    for (int rank = 0; rank < 3; ++rank) negotiator.add(rank, request_of(name), 0);
+    return buckets_of(negotiator.decide(0)).at(0);
+  };
+  CHECK_EQ(ask_in_full("w").entries.at(0).id, 0U);
+  CHECK_EQ(ask_in_full("v").entries.at(0).id, 1U);
+  const auto carry = [&](int rank, uint32_t id) {
+    const auto value = static_cast<float>(rank + 1);
+    negotiator.add(rank, id, bytes_of({value, 10 * value, 100 * value, 1}), 0);
+  };
+  const Entry sum{{}, 0, {}, 1, std::nullopt, bytes_of({6, 60, 600, 3})};
+  const Entry number{{}, 0, {}};
+  for (int turn = 0; turn < 2; ++turn) {
+    for (const int rank : {2, 0, 1}) carry(rank, 0);
+    CHECK(buckets_of(negotiator.decide(0)) == (std::vector{Bucket{Kind::Allreduce, {sum}}}));
+    // Without the input of one rank, the ranks exchange the data. Operations of the two ways run apart.
+    for (const int rank : {0, 1, 2}) carry(rank, 1);
+    carry(0, 0);
+    negotiator.add(1, 0, 0);
+    carry(2, 0);
+    const std::vector<Bucket> buckets = buckets_of(negotiator.decide(0));
+    CHECK_EQ(buckets.size(), 2U);
+    CHECK(buckets[0].entries.at(0).result == sum.result && buckets[0].entries[0].id == 1);
+    CHECK(buckets[1].entries == std::vector{number});
+  }
+  // In full from one rank, by number from others: what was carried counts for nothing, then or later.
+  carry(0, 0);
+  negotiator.add(1, request_of("w"), 0);
+  carry(2, 0);
+  CHECK(buckets_of(negotiator.decide(0)).at(0).entries.at(0).result.empty());
+  carry(0, 0);
+  negotiator.add(1, 0, 0);
+  negotiator.add(2, 0, 0);
+  CHECK(buckets_of(negotiator.decide(0)).at(0).entries == std::vector{number});
+
+  for (const size_t elements : {0, 3, 5}) {
+    const auto wrong = [&] { negotiator.add(0, 0, Bytes(4 * elements), 0); };
+    CHECK(CHECK_THROWS(Error, wrong()).kind == ErrorKind::Internal);
+  }
+  CHECK(CHECK_THROWS(Error, carry(0, 99)).kind == ErrorKind::Internal);
+  for (int rank = 0; rank < 3; ++rank) negotiator.add(rank, request_of("b", Kind::Broadcast), 0);
+  const uint32_t broadcast = buckets_of(negotiator.decide(0)).at(0).entries.at(0).id;
+  CHECK(CHECK_THROWS(Error, carry(0, broadcast)).kind == ErrorKind::Internal);
+}
+
 void test_full_cache_still_works() {
   Negotiator negotiator({.size = 1, .cache_capacity = 1});
   negotiator.add(0, request_of("a"), 0);
@@ -374,6 +426,7 @@ int main() {
   test_each_disagreement_is_named();
   test_ragged_sizes_reach_the_plan();
   test_numbers();
+  test_inputs_of_all_ranks_are_reduced();
   test_full_cache_still_works();
   test_groups_run_whole();
   test_timeouts_name_the_missing();

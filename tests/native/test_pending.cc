@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "engine/carried.h"
 #include "engine/negotiator.h"
 #include "engine/pending.h"
 
@@ -58,6 +59,44 @@ void test_a_number_stands_for_a_signature() {
 
   add(pending, operation_of("w"));
   CHECK(pending.drain() == (RequestBatch{5U}));
+}
+
+void test_few_small_inputs_are_carried() {
+  const std::vector<float> values{1, 2, 3, 4};
+  const auto* input = reinterpret_cast<const std::byte*>(values.data());
+  Pending pending;
+  const auto ask = [&](std::vector<std::pair<const char*, int64_t>> wanted, bool carries) {
+    std::vector<OperationPtr> operations;
+    for (const auto& [name, elements] : wanted) {
+      operations.push_back(operation_of(name, elements));
+      operations.back()->input = input;
+    }
+    pending.add(operations);
+    return pending.drain(carries);
+  };
+  const auto take = [&](std::initializer_list<Entry> entries) {
+    for (const Entry& entry : entries) CHECK(pending.take(entry) != nullptr);
+  };
+  CHECK(std::holds_alternative<Request>(ask({{"small", 4}}, true)[0]));  // no number yet
+  static_cast<void>(ask({{"large", kCarriedBytes / 4}}, true));
+  take({{"small", 0, {}}, {"large", 1, {}}});
+  const NumberWithInput small{0, Bytes(input, input + 16)};
+  CHECK(ask({{"small", 4}}, true) == (RequestBatch{small}));
+  take({{"", 0, {}}});
+  CHECK(ask({{"small", 4}}, false) == (RequestBatch{0U}));
+  take({{"", 0, {}}});
+  // Too much for one message.
+  CHECK(ask({{"small", 4}, {"large", kCarriedBytes / 4}}, true) == (RequestBatch{0U, 1U}));
+  take({{"", 0, {}}, {"", 1, {}}});
+  // Not a plain reduction.
+  const OperationPtr adasum = operation_of("adasum");
+  adasum->request.op = ReduceOp::Adasum;
+  for (int turn = 0; turn < 2; ++turn) {
+    add(pending, adasum);
+    const RequestBatch batch = pending.drain(true);
+    CHECK(turn == 0 || batch == (RequestBatch{2U}));
+    take({{"adasum", 2, {}}});
+  }
 }
 
 // One new signature makes all members of a group new.
@@ -220,6 +259,7 @@ class Simulation {
 
 int main() {
   test_a_number_stands_for_a_signature();
+  test_few_small_inputs_are_carried();
   test_a_group_has_the_number_of_its_first();
   test_arrangement();
   test_what_cannot_be_taken();

@@ -68,15 +68,22 @@ uint32_t random_count(Random& random, uint32_t first) {
   return static_cast<uint32_t>(random() % std::min<uint64_t>(uint64_t{kNoId} - first, 1000)) + 1;
 }
 
+Bytes random_bytes(Random& random) {
+  Bytes bytes(random() % 300);
+  for (std::byte& each : bytes) each = static_cast<std::byte>(random());
+  return bytes;
+}
+
 CollectedRequests random_gathered(Random& random) {
   CollectedRequests collected;
   for (size_t i = random() % 5; i > 0; --i) {
     const auto rank = static_cast<int32_t>(random() >> 33);
     const auto first = static_cast<uint32_t>(random() % kNoId);
     const uint32_t count = random_count(random, first);
-    switch (random() % 3) {
+    switch (random() % 4) {
       case 0: collected.emplace_back(NumberRange{kSender, true, first, count}); break;
       case 1: collected.emplace_back(NumberRange{rank, random() % 2 == 0, first, count}); break;
+      case 2: collected.emplace_back(RequestWithInput{rank, first, random_bytes(random)}); break;
       default: collected.emplace_back(FullRequest{rank, random_request(random)});
     }
   }
@@ -108,6 +115,10 @@ Plan random_plan(Random& random) {
         const auto id = static_cast<uint32_t>(random() % kNoId);
         if (random() % 2 == 0) {
           bucket.entries.push_back({{}, id, {}, random_count(random, id)});
+          continue;
+        }
+        if (const Bytes result = random_bytes(random); !result.empty() && random() % 3 == 0) {
+          bucket.entries.push_back({{}, id, {}, 1, std::nullopt, result});
           continue;
         }
         bucket.entries.push_back({random_text(random), id, {random_size(random)}});

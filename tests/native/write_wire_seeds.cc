@@ -44,11 +44,15 @@ std::map<std::string, std::string> seeds() {
   CollectedRequests many;
   for (uint32_t id = 0; id < 300; ++id) many.emplace_back(NumberRange{kSender, true, id * 50, id % 3 + 1});
   const CollectedRequests apart{NumberRange{5, true, 0, 200}, NumberRange{70000, false, 300, 1}};
+  const Bytes values{std::byte{0}, std::byte{0x80}, std::byte{0xff}, std::byte{1}};
+  const CollectedRequests carrying{RequestWithInput{3, 200, values}, RequestWithInput{70000, 0, {}},
+                                   NumberRange{kSender, true, 12, 1}};
   const CollectedRequests in_full{FullRequest{0, alltoall}, FullRequest{1, grouped}, FullRequest{70000, broadcast},
                                   NumberRange{kSender, true, 12, 1},
                                   FullRequest{2, request(Kind::Barrier, "barrier.noname.0")}};
   const Bucket fused{Kind::Allreduce, {{"a", 1, {}}, {"b", 2, {}}, {"c", 300, {}}}};
   const Bucket known{Kind::Allreduce, {{{}, 0, {}, 200}, {{}, 1000, {}}, {"new", 1001, {}}}};
+  const Bucket reduced{Kind::Allreduce, {{{}, 3, {}, 1, std::nullopt, values}, {{}, 300, {}, 1, std::nullopt, values}}};
   const Bucket ragged{Kind::Allgather, {{"rows", 7, {0, 5, int64_t{1} << 40}}}};
   const Bucket joined{Kind::Allreduce, {{"grouped.0", kNoId, {}, 1, grouped}}};
   const Bucket all_joined{Kind::Join, {{"join", kNoId, {2}}}};
@@ -58,8 +62,10 @@ std::map<std::string, std::string> seeds() {
       {"asking_by_number", body(many)},
       {"asking_apart", body(apart)},
       {"asking_in_full", body(in_full)},
+      {"asking_with_inputs", body(carrying)},
       {"plan_buckets", body(Plan{fused, ragged})},
       {"plan_numbers", body(Plan{known})},
+      {"plan_results", body(Plan{reduced, known})},
       {"plan_knobs", body(Plan{Knobs{0, 4096, 1 << 20, 0, false}, fused})},
       {"plan_joined", body(Plan{joined, lost_rows, all_joined})},
       {"plan_mismatch", body(Plan{Refusal{"x", Error::mismatch("x", "dtype", {{0, "float32"}, {3, "float16"}})}})},
