@@ -231,6 +231,42 @@ def test_dtypes_that_cannot_be_reduced_are_moved() -> None:
     in_group(2, body)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_reductions_of_complex_numbers(dtype: torch.dtype, asynchronous: bool) -> None:
+    size = 2
+
+    def of(rank: int) -> torch.Tensor:
+        rows = torch.arange(8.0).view(4, 2)
+        return torch.complex(rows + rank, rank - 2 * rows).to(dtype)
+
+    def body(group: FarandoleGroup) -> None:
+        rank = group.rank()
+        for op, divisor in ((SUM, 1), (AVG, size)):
+            fields = {"reduceOp": op, "asyncOp": asynchronous}
+            whole = ((of(0).to(torch.complex128) + of(1).to(torch.complex128)) / divisor).to(dtype)
+            for tensor in (of(rank), of(rank).t().contiguous().t(), of(rank).conj().resolve_conj().conj()):
+                group.allreduce([tensor], now(c10d.AllreduceOptions(), **fields)).wait()
+                assert torch.equal(tensor.resolve_conj(), whole)
+            tensor = of(rank)
+            result = group.reduce([tensor], now(c10d.ReduceOptions(), rootRank=1, **fields)).result()[0]
+            assert torch.equal(result, whole if rank == 1 else of(rank)) and result is tensor
+            several = [values(rank, 3), of(rank)]
+            group.allreduce_coalesced(several, now(c10d.AllreduceCoalescedOptions(), **fields)).wait()
+            assert torch.equal(several[1], whole)
+            for strided in (False, True):
+                part = torch.empty(2, 2, dtype=dtype)
+                part = part.t() if strided else part
+                group.reduce_scatter_single(part, of(rank), now(c10d.ReduceScatterOptions(), **fields)).wait()
+                assert torch.equal(part, whole.chunk(size)[rank])
+            for parts in (list(of(rank).chunk(size)), [each.clone() for each in of(rank).chunk(size)]):
+                part = torch.empty(2, 2, dtype=dtype)
+                group.reduce_scatter([part], [parts], now(c10d.ReduceScatterOptions(), **fields)).wait()
+                assert torch.equal(part, whole.chunk(size)[rank])
+
+    in_group(size, body)
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (0, 3)])
 def test_single_elements_and_none_of_any_stride_are_moved(shape: tuple[int, ...]) -> None:
     def body(group: FarandoleGroup) -> None:
@@ -385,6 +421,19 @@ REFUSED: dict[str, tuple[Callable[[FarandoleGroup], object], str]] = {
     "bits": (
         lambda group: group.allreduce([torch.ones(2)], now(c10d.AllreduceOptions(), reduceOp=dist.ReduceOp.BXOR)),
         "BXOR of torch.float32 is not supported; use SUM",
+    ),
+    "complex": (
+        lambda group: group.reduce(
+            [torch.ones(2, dtype=torch.complex64)], now(c10d.ReduceOptions(), reduceOp=dist.ReduceOp.MAX)
+        ),
+        "reduce.*MAX of torch.complex64 is not supported; use SUM",
+    ),
+    "one of several complex": (
+        lambda group: group.allreduce_coalesced(
+            [torch.ones(2), torch.ones(2, dtype=torch.complex64)],
+            now(c10d.AllreduceCoalescedOptions(), reduceOp=dist.ReduceOp.PRODUCT),
+        ),
+        "all_reduce_coalesced.*PRODUCT of torch.complex64 is not supported",
     ),
     "send": (lambda group: group.send([torch.ones(2)], 0, 0), "there is no other rank 0"),
     "recv": (lambda group: group.recv([torch.ones(2)], 1, 0), "there is no other rank 1; ranks are 0 to 0"),

@@ -113,7 +113,7 @@ class FarandoleGroup(NamedGroup):
         fold = fold_of(_asked(opts), tensor.dtype)
         if fold is not None:
             return self._fold(what, fold, tensor, tensor.copy_, given, opts)
-        request = Request(kinds.ALLREDUCE, what, _reduction(opts, tensor, what))
+        request = Request(kinds.ALLREDUCE, what, _reduction(opts, given, what))
         return self._submitter.reduce(request, tensor, _is_now(opts))
 
     @writes_strided
@@ -121,11 +121,10 @@ class FarandoleGroup(NamedGroup):
         """Reduce several tensors in place, all at once."""
         what = "all_reduce_coalesced"
         ready = [writable(tensor, what) for tensor in tensors]
-        if not ready:
-            return self._submitter.together([])
-        if fold_of(_asked(opts), ready[0].dtype) is not None:
+        if not ready or fold_of(_asked(opts), ready[0].dtype) is not None:
             return self._submitter.together([self.allreduce([tensor], opts) for tensor in ready])
-        request = Request(kinds.ALLREDUCE, what, _reduction(opts, ready[0], what), grouped=True)
+        reduction = _reduction(opts, max(tensors, key=torch.is_complex), what)  # which complex numbers restrict
+        request = Request(kinds.ALLREDUCE, what, reduction, grouped=True)
         return self._submitter.reduce_group(request, ready, _is_now(opts))
 
     @writes_strided
@@ -136,11 +135,10 @@ class FarandoleGroup(NamedGroup):
         fold = fold_of(opts.reduceOp, tensor.dtype)
         if fold is not None:
             return self._fold(what, fold, tensor, tensor.copy_ if leads else lambda _: tensor, given, opts)
-        reduction = _reduction(opts, tensor, what)
+        reduction = _reduction(opts, given, what)
         signature = (opts.rootRank, reduction, tensor.dtype, tensor.shape)
-        pair = (tensor, tensor if leads else torch.empty_like(tensor))
-        request = Request(kinds.ALLREDUCE, what, reduction)
-        return self._submitter.submit(request, signature, pair, [tensor], _is_now(opts))
+        request, output = Request(kinds.ALLREDUCE, what, reduction), tensor if leads else torch.empty_like(tensor)
+        return self._submitter.submit(request, signature, (tensor, output), [given], _is_now(opts))
 
     @writes_strided
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: "ReduceScatterOptions | None" = None) -> Work:
@@ -154,7 +152,7 @@ class FarandoleGroup(NamedGroup):
             return self._fold(
                 what, fold, source, lambda whole: target.copy_(whole.chunk(self._size)[self._rank]), output, opts
             )
-        reduction = _reduction(opts, source, what)
+        reduction = _reduction(opts, input, what)
         signature = (reduction, source.dtype, source.shape)
         if reduction.op in (Sum, Average):
             request = Request(kinds.REDUCESCATTER, what, reduction)
@@ -181,7 +179,8 @@ class FarandoleGroup(NamedGroup):
         parts = input_tensors[0]
         if len(parts) != self._size or any(part.numel() != output.numel() for part in parts):
             raise InvalidRequest(what, f"needs {self._size} inputs, each with as many elements as the output")
-        return self.reduce_scatter_single(output, packed([readable(part, what).view(-1) for part in parts]), opts)
+        whole = packed([readable(part, what).view(-1) for part in parts])
+        return self.reduce_scatter_single(output, whole.view(parts[0].dtype), opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: "ReduceScatterOptions | None" = None

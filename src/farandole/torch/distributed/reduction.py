@@ -16,6 +16,8 @@ _REDUCTIONS = {
     ReduceOp.MAX: Reduction(Max),
     ReduceOp.PRODUCT: Reduction(Product),
 }
+# Of complex numbers, whose real and imaginary parts are reduced apart.
+_OF_PARTS = {ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM}
 # For bools, "and" is Min and "or" is Max.
 _OF_BOOLS = {ReduceOp.BAND: Reduction(Min), ReduceOp.BOR: Reduction(Max)}
 
@@ -23,6 +25,8 @@ _OF_BOOLS = {ReduceOp.BAND: Reduction(Min), ReduceOp.BOR: Reduction(Max)}
 def reduction_of(asked: ReduceOp, dtype: torch.dtype, what: str) -> Reduction:
     """Return the engine's reduction for torch's `ReduceOp`; raises `InvalidRequest` for an unsupported one."""
     op: ReduceOp.RedOpType = asked.op  # type: ignore[attr-defined]  # torch's stub lacks it
+    if dtype.is_complex and op not in _OF_PARTS:
+        raise InvalidRequest(what, f"{op.name} of {dtype} is not supported; use SUM, AVG or PREMUL_SUM")
     found = _REDUCTIONS.get(op)
     if found is not None:
         return found

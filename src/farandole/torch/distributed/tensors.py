@@ -40,9 +40,11 @@ class StridedOutput(Exception):
 
 
 def readable(tensor: Tensor, what: str, write: bool = False) -> Tensor:
-    """Return the tensor, or a dense copy, for the engine to read.
+    """Return the tensor, or a dense copy, for the engine to read; complex numbers as pairs of real ones.
 
     Raises `InvalidRequest` with the reason if it cannot, and `StridedOutput` if a copy would be written to."""
+    if tensor.is_complex() and tensor.layout is torch.strided:
+        tensor = torch.view_as_real(_dense(tensor.detach(), what, write))
     refusal = ADAPTER.refusal(tensor)
     if refusal is not None:
         raise InvalidRequest(what, refusal)
