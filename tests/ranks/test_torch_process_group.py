@@ -435,6 +435,8 @@ REFUSED: dict[str, tuple[Callable[[FarandoleGroup], object], str]] = {
         ),
         "all_reduce_coalesced.*PRODUCT of torch.complex64 is not supported",
     ),
+    "split": (lambda group: group.split_group([0]), "split_group.*use new_group"),
+    "merged": (lambda group: group.merge_remote_group(dist.HashStore(), 1), "merge_remote_group.*use new_group"),
     "send": (lambda group: group.send([torch.ones(2)], 0, 0), "there is no other rank 0"),
     "recv": (lambda group: group.recv([torch.ones(2)], 1, 0), "there is no other rank 1; ranks are 0 to 0"),
     "any": (lambda group: group.recv_anysource([torch.ones(2)], 0), "there is no other rank"),

@@ -1,9 +1,11 @@
 """Names of a process group, as torch's Python and C++ ask for them."""
 
-from typing import Self
+from typing import NoReturn, Self
 
 import torch
 import torch.distributed as dist
+
+from farandole.errors import InvalidRequest
 
 __all__ = ["NamedGroup"]
 
@@ -63,3 +65,11 @@ class NamedGroup(dist.ProcessGroup):
         return self
 
     get_backend = _get_backend  # torch 2.15 asks by this name, too
+
+    def split_group(self, *args: object, **kwargs: object) -> NoReturn:
+        """Raise `InvalidRequest`: torch's own method crashes without a backend of C++."""
+        raise InvalidRequest("split_group", "only torch's own process groups can be split; use new_group")
+
+    def merge_remote_group(self, *args: object, **kwargs: object) -> NoReturn:
+        """Raise `InvalidRequest`: torch's own method returns None without a backend of C++."""
+        raise InvalidRequest("merge_remote_group", "only torch's own process groups can be merged; use new_group")
