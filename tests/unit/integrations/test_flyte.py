@@ -149,6 +149,14 @@ def test_a_lost_rank_is_an_error_that_a_retry_may_mend() -> None:
 
 
 @pytest.mark.native
+def test_a_rank_0_that_calls_sys_exit_lacks_its_outputs() -> None:
+    from helpers.flyte_tasks import fails
+
+    with pytest.raises(RankFailed, match=r"output 'o0' of task '.*fails' on rank 0 is NoneType"):
+        fails(how="leave")
+
+
+@pytest.mark.native
 def test_ignored_outputs_of_rank_0_are_the_tasks() -> None:
     from flytekit.core.base_task import IgnoreOutputs
 

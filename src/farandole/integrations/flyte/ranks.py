@@ -88,12 +88,20 @@ class FlyteCall:
     def run(self, ctx: FlyteContext, *, upload: bool) -> bytes:
         """Call the function; with `upload`, upload its outputs and return them as serialized literals."""
         literals = LiteralMap.from_flyte_idl(literals_pb2.LiteralMap.FromString(self.literals))
-        value = self.function(**TypeEngine.literal_map_to_kwargs(ctx, literals, dict(self.inputs)))
+        value = self._value(TypeEngine.literal_map_to_kwargs(ctx, literals, dict(self.inputs)))
         if not upload:
             return b""
         made = {name: self._literal(ctx, name, each) for name, each in self._by_name(value).items()}
         content: bytes = LiteralMap(literals=made).to_flyte_idl().SerializeToString()
         return content
+
+    def _value(self, given: dict[str, object]) -> object:
+        try:
+            return self.function(**given)
+        except SystemExit as end:
+            if end.code:
+                raise
+            return None  # as for other calls on ranks
 
     def _by_name(self, value: object) -> dict[str, object]:
         if not self.outputs:
