@@ -2,6 +2,8 @@
 
 import os
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -82,3 +84,27 @@ def test_the_time_to_start_may_be_a_variable_of_the_ranks(spark: SparkSession) -
         run(print, num_proc=1, env={"FARANDOLE_START_TIMEOUT": "soon"})
     with pytest.raises(RankFailed, match=r"0\.001"):
         run(print, num_proc=1, env={"FARANDOLE_START_TIMEOUT": "1ms"})
+
+
+def test_the_end_of_the_session_cancels_the_ranks(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session only looks stopped, because the modules of this process share it."""
+    ends = list[BaseException]()
+
+    def stop(rank: int, message: dict[str, object]) -> None:
+        monkeypatch.setattr(spark.sparkContext, "_jsc", None)
+
+    def start() -> None:
+        with pytest.raises(JobCancelled, match="its Spark session was stopped") as caught:
+            run_barrier_job(spark, lambda: send("started", {}), num_proc=1, description="none", on_message=stop)
+        ends.append(caught.value)
+
+    thread = InheritableThread(target=start)
+    thread.start()
+    thread.join()
+    assert len(ends) == 1
+
+
+def test_rows_of_a_stopped_session_are_refused(spark: SparkSession) -> None:
+    rows: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None)))
+    with pytest.raises(ConfigError, match="spark: the session has been stopped"):
+        run_barrier_job(spark, print, num_proc=1, dataframe=rows, description="none")

@@ -29,6 +29,7 @@ from pyspark.sql.types import (
 
 from farandole.errors import ConfigError, DataError
 from farandole.estimators.trainers.rows import HASH, VALIDATES, fed_as
+from farandole.spark.jobs.application import require_running
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NUMBERS = (*_INTEGERS, FloatType, DoubleType, BooleanType)
@@ -59,7 +60,8 @@ class Feed:
 
         Each row carries a hash of its content. The hash alone decides the row's partition and its place in a rank's
         order, so that neither depends on Spark's partitions and their order. Partitions have about equally many rows;
-        ranks balance the rest."""
+        ranks balance the rest. Raises `ConfigError` if the session of `rows` has been stopped."""
+        require_running(rows.sparkSession)
         columns = [self._fed(name).alias(fed_as(place)) for place, name in enumerate(self.columns)]
         # Hash numbers where possible: so compressed vectors have the hash, and thus the order, of dense ones.
         extra = [F.xxhash64(*[_hashable(self.schema, name) for name in self.columns]).alias(HASH)]

@@ -3,11 +3,14 @@
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+from farandole.errors import ConfigError
+from farandole.spark.jobs.chosen import application_of
 from farandole.spark.jobs.classic import ClassicApplication
 
 
@@ -25,3 +28,25 @@ def test_local_tasks_find_the_driver_where_it_listens(master: str, bind: str, na
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master, getConf=lambda: conf))
     host = ClassicApplication(session).driver_host("", timedelta(seconds=1))
     assert (host.bind, host.name) == (bind, name)
+
+
+@pytest.mark.parametrize(
+    "java",
+    [
+        None,
+        Mock(**{"sc.return_value.isStopped.return_value": True}),
+        Mock(**{"sc.side_effect": ConnectionRefusedError}),
+    ],
+)
+def test_a_stopped_session_has_no_application(java: object) -> None:
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=java))
+    with pytest.raises(ConfigError, match="spark: the session has been stopped; start one"):
+        application_of(session)
+
+
+def test_a_session_may_be_stopped_while_its_job_runs() -> None:
+    context = Mock()
+    with ClassicApplication(Mock(sparkContext=context)).job_group("group", "description") as cancel:
+        context._jsc = None
+        cancel()
+    assert not context.cancelJobsWithTag.called and not context.removeJobTag.called

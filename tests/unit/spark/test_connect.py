@@ -26,6 +26,7 @@ def session(splits: str = "splits=8", **settings: str) -> Any:
     """Make a stand-in for a Connect session, which has no attribute `sparkContext`."""
     made = type("SparkSession", (SimpleNamespace,), {"__module__": "pyspark.sql.connect.session"})()
     plan = f"== Physical Plan ==\n*(1) Range (0, 1, step=1, {splits})\n"
+    made.is_stopped = False
     made.range = lambda end: SimpleNamespace(_explain_string=lambda: plan)
     made.conf = SimpleNamespace(
         get=lambda name: {"spark.master": "yarn"}[name], getAll={"spark.task.cpus": "2"} | settings
@@ -65,6 +66,16 @@ def test_the_gpus_of_a_profile_are_not_counted_either() -> None:
         ConnectApplication(session()).slots(2, ResourceProfileBuilder().require(requests.resource("gpu", 1)).build)
         is None
     )
+
+
+def test_a_session_may_be_stopped_while_its_job_runs() -> None:
+    spark, done = session(), list[str]()
+    spark.addTag, spark.removeTag = done.append, done.append
+    spark.interruptTag = lambda group: done.append("interrupted")
+    with ConnectApplication(spark).job_group("group", "description") as cancel:
+        spark.is_stopped = True
+        cancel()
+    assert done == ["group", "group"]
 
 
 def test_its_settings_are_asked_for() -> None:

@@ -1,5 +1,7 @@
 """Which columns are refused, from the schema alone: no Spark session is started here."""
 
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -46,6 +48,12 @@ def test_each_column_is_fed_once() -> None:
     assert feed.validation_col == "held out"
 
 
+def test_rows_of_a_stopped_session_are_refused() -> None:
+    rows: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None)))
+    with pytest.raises(ConfigError, match="spark: the session has been stopped; start one"):
+        plan_feed(SCHEMA, features=["age"], labels=["label"], validation=None).frame(rows, 2)
+
+
 @pytest.mark.parametrize("name", ["name", "price", "day", "deep", "vectors", "words"])
 def test_a_type_that_no_tensor_holds_is_named(name: str) -> None:
     with pytest.raises(DataError, match=f"column '{name}': no tensor holds (string|decimal|date|array)"):
@@ -71,6 +79,7 @@ def test_large_integers_of_a_validation_column_are_not_cast(monkeypatch: pytest.
     pytest.importorskip("grpc_status", reason="PySpark's client of Spark Connect is not installed")
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # its columns need no session
     rows = Mock()
+    rows.sparkSession.sparkContext._jsc.sc.return_value.isStopped.return_value = False
     plan_feed(SCHEMA, features=["age"], labels=["pixels"], validation="label").frame(rows, 2)
     validates = rows.select.call_args.args[-1]
     assert "CAST(not(==(label, 0)) AS TINYINT)" in str(validates).replace("`", "")

@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyspark.resource import ResourceProfile
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
+from farandole.errors import ConfigError
 from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 
 _CONNECT = "pyspark.sql.connect."
@@ -76,6 +77,25 @@ class Application(Protocol):
 def is_connect(spark: object) -> bool:
     """Return whether `spark` is a Spark Connect session."""
     return type(spark).__module__.startswith(_CONNECT)
+
+
+def is_stopped(spark: Any) -> bool:
+    """Return whether the session, or its application, has been stopped, or Spark's Java process has ended."""
+    if is_connect(spark):
+        return bool(spark.is_stopped)
+    from py4j.protocol import Py4JNetworkError  # pyspark-client, which has Spark Connect alone, lacks it
+
+    java = spark.sparkContext._jsc  # None after the session's own `stop`
+    try:
+        return java is None or bool(java.sc().isStopped())
+    except (OSError, Py4JNetworkError):
+        return True
+
+
+def require_running(spark: SparkSession) -> None:
+    """Raise `ConfigError` if the session, or its application, has been stopped."""
+    if is_stopped(spark):
+        raise ConfigError("spark", "the session has been stopped; start one, and make its DataFrames in it")
 
 
 def is_local(master: str) -> bool:

@@ -27,10 +27,10 @@ from farandole.launch.pickling import dump_call
 from farandole.meeting.handshake import new_secret
 from farandole.spark.driver.log import DriverLog, OnMessage, Show, Verbosity, show_on_console
 from farandole.spark.driver.peers import Job
-from farandole.spark.jobs.application import Application, DriverHost
+from farandole.spark.jobs.application import Application, DriverHost, is_stopped, require_running
 from farandole.spark.jobs.attempts import Attempts
 from farandole.spark.jobs.chosen import application_of
-from farandole.spark.jobs.failure import blame, cancellation, dealing_error
+from farandole.spark.jobs.failure import JobCancelled, blame, cancellation, dealing_error
 from farandole.spark.jobs.interpreter import interpreter_error, use_own_interpreter
 from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 from farandole.spark.jobs.slots import require_slots
@@ -93,6 +93,8 @@ def run_barrier_job(
     patience, interface = settings.start_timeout, settings.interface or ""
     application = application_of(spark)
     tasks = _Tasks(fed if dataframe is None else [dataframe], interface, profile)
+    for each in tasks.dataframes:
+        require_running(each.sparkSession)  # it may be another session than this one
     attempts = Attempts(max_attempts, int(application.settings.get("spark.stage.maxConsecutiveAttempts", "4")))
 
     draft = TaskPlan(
@@ -327,6 +329,8 @@ def _collect(
         if failure is None:
             dealing = dealing_error(str(error)) if driver_log.keepers.feeding else None
             known = dealing or cancellation(str(error))
+            if known is None and is_stopped(stage.sparkSession):
+                known = JobCancelled("its Spark session was stopped")
             if known is None:
                 raise
             raise known from None

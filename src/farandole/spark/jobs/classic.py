@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
-from farandole.spark.jobs.application import DriverHost, is_local
+from farandole.spark.jobs.application import DriverHost, is_local, is_stopped
 from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 
 APART = 256 << 10  # bytes of a plan, from which on it is sent apart from the secret
@@ -84,12 +84,18 @@ class ClassicApplication:
         # A user's own group stays, as it is how notebooks and services cancel the jobs of a cell or a request.
         context.setJobGroup(before[0][1] or group, description, interruptOnCancel=True)
         context.addJobTag(group)
+
+        def cancel() -> None:
+            if not is_stopped(self._spark):
+                context.cancelJobsWithTag(group)
+
         try:
-            yield lambda: context.cancelJobsWithTag(group)
+            yield cancel
         finally:
-            context.removeJobTag(group)
-            for name, value in before:
-                context.setLocalProperty(name, value)  # type: ignore[arg-type]
+            if not is_stopped(self._spark):
+                context.removeJobTag(group)
+                for name, value in before:
+                    context.setLocalProperty(name, value)  # type: ignore[arg-type]
 
     @contextmanager
     def handed_over(self, plan: TaskPlan, secret: bytes) -> Iterator[TaskOrders]:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DataType, DateType, NumericType, TimestampNTZType, TimestampType
 
+from farandole.spark.jobs.application import is_stopped
+
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _UNMEASURED = str(2**31 - 1)  # the only value with which Spark does not measure
@@ -29,7 +31,7 @@ def counted_by_rows(dataframes: Sequence[DataFrame]) -> Iterator[Callable[[], No
 
     def put_back() -> None:
         # Only if neither the user nor another job of the session has changed it since.
-        if conf.get(_BYTES, None) == _UNMEASURED:
+        if not is_stopped(dataframes[0].sparkSession) and conf.get(_BYTES, None) == _UNMEASURED:
             conf.unset(_BYTES)
 
     conf.set(_BYTES, _UNMEASURED)
