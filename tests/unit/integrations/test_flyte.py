@@ -139,13 +139,15 @@ def test_a_ranks_failure_is_the_tasks() -> None:
 
 
 @pytest.mark.native
-def test_a_lost_rank_is_an_error_that_a_retry_may_mend() -> None:
+def test_a_lost_rank_is_an_error_that_a_retry_may_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flytekit.exceptions.user import FlyteRecoverableException
 
     from helpers.flyte_tasks import fails
 
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with pytest.raises(FlyteRecoverableException, match="rank 1 failed: was killed by SIGKILL"):
         fails(how="kill")
+    assert list(tmp_path.glob("farandole-*")) == []  # what a killed rank has made stays
 
 
 @pytest.mark.native

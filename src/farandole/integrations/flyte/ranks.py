@@ -4,6 +4,7 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -147,8 +148,9 @@ def run_on_rank(locations: TaskLocations, folder: str | None, call: bytes) -> Ou
     assert job is not None, "a launcher of ours has started this process"
     if folder is not None and folder not in sys.path:
         sys.path.append(folder)
-    with tempfile.TemporaryDirectory(prefix="farandole-flyte-") as archive:
+    with ExitStack() as stack:
         if locations.code is not None:
+            archive = stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-flyte-"))
             download_distribution(locations.code, archive)
             sys.path.insert(0, archive)
         with setup_execution(
