@@ -7,7 +7,9 @@ namespace farandole {
 namespace {
 
 constexpr size_t kSmallestChunk = 16 << 10;
-constexpr size_t kArrivedBytes = 1 << 20;  // of one chunk from every peer, together
+// Of one chunk from every peer, together. More bytes under way queue before the cables, where streams overtake each
+// other and one of them makes the rest wait; fewer cost more calls and wakes of processes.
+constexpr size_t kArrivedBytes = 512 << 10;
 
 // The number of raw chunks by which a stream leads its finished ones: enough for the peer to have reduced the chunk
 // that it returns.
