@@ -368,6 +368,14 @@ def check_a_model_is_saved_once(rank: int, size: int) -> None:
         KerasEstimator(backend_env={"OMP_NUM_THREADS": 4})  # type: ignore[dict-item]
 
 
+def check_secrets_among_the_variables_are_not_saved(rank: int, size: int) -> None:
+    estimator = KerasEstimator(backend_env={"HF_TOKEN": "hidden", "OMP_NUM_THREADS": "4"})
+    files = estimator.to_files()
+    assert b"hidden" not in b"".join(files.values())
+    assert KerasEstimator.from_files(files.__getitem__).getBackendEnv() == {"OMP_NUM_THREADS": "4"}
+    assert estimator.getBackendEnv()["HF_TOKEN"] == "hidden"
+
+
 def check_the_optimizer_is_of_the_models_library(rank: int, size: int) -> None:
     columns: dict[str, Any] = {"feature_cols": ["x"], "label_cols": ["y"], "loss": "mse"}
     named = KerasEstimator(model=line(), optimizer="sgd", **columns)

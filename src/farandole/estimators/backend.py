@@ -1,16 +1,21 @@
 """Backends under Horovod's names: the number and the environment of an estimator's ranks."""
 
+import copy
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from farandole.config import Config
 from farandole.errors import ConfigError
+from farandole.masking import without_secrets
 from farandole.spark.jobs.chosen import application_of
 from farandole.spark.jobs.session import active_session, check_transport, interface_of, run, shown_on
 from farandole.spark.jobs.task_settings import TaskSettings
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _CALL_ARGUMENTS = ("fn", "args", "kwargs", "num_proc", "env")
 
@@ -18,6 +23,16 @@ _CALL_ARGUMENTS = ("fn", "args", "kwargs", "num_proc", "env")
 def default_num_proc() -> int:
     """Return how many ranks a Spark job has by default."""
     return application_of(active_session()).parallelism()
+
+
+def saved_environment(env: Mapping[str, str], setter: str) -> dict[str, str]:
+    """Return `env` to be saved in a file, without the variables whose names mark them as secret.
+
+    Logs a warning that names those and the estimator's method to set them again, `setter`."""
+    kept = without_secrets(env)
+    if hidden := sorted(set(env) - set(kept)):
+        log.warning("an estimator is saved without the variables %s; set them again with %s", ", ".join(hidden), setter)
+    return {name: env[name] for name in kept}
 
 
 class Backend:
@@ -69,6 +84,12 @@ class SparkBackend(Backend):
     def num_processes(self) -> int:
         """Return the number of ranks."""
         return self._num_proc
+
+    def without_secrets(self) -> Self:
+        """Return a copy to be saved in a file, without variables of `env` whose names mark them as secret."""
+        bare = copy.copy(self)
+        bare.env = saved_environment(self.env, "setBackend")
+        return bare
 
     @property
     def is_plain(self) -> bool:

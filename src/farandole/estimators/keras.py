@@ -13,6 +13,7 @@ with importing("farandole.spark.keras"):
     import keras
 
     from farandole.estimators import checks
+    from farandole.estimators.backend import saved_environment
     from farandole.estimators.checked_params import Parameter, optional, required, setter
     from farandole.estimators.estimator import DataFrameEstimator
     from farandole.estimators.folders import Folder
@@ -194,6 +195,8 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
                 custom = self.getCustomObjects()
                 keras_own[each.name] = dump_model(value, custom) if each is self.model else dump_object(value)
                 plain.clear(each)
+        if self.isSet(self.backend_env):
+            plain.setBackendEnv(saved_environment(self.getBackendEnv(), "setBackendEnv"))
         facts: dict[str, object] = {"backend": keras.config.backend()}
         return facts, {PARAMETERS: dumped_parameters(plain), "keras.pickle": cloudpickle.dumps(keras_own)}
 

@@ -21,6 +21,7 @@ from pyspark.resource import ExecutorResourceRequest, ResourceProfile, TaskResou
 
 import farandole
 from farandole.errors import ConfigError
+from farandole.estimators.backend import SparkBackend
 from farandole.estimators.folders import Folder, folder_of, overwrite
 from farandole.estimators.portable import Portable
 from farandole.estimators.store import FilesystemStore
@@ -148,12 +149,12 @@ def _restored(kind: type[S], metadata: Facts, folder: Folder) -> S:
 
 
 def dumped_parameters(instance: Params) -> bytes:
-    """Pickle the parameters that JSON cannot hold as one object, the store without its secrets.
+    """Pickle the parameters that JSON cannot hold as one object, store and backend without their secrets.
 
     Raises `PicklingError` that names the parameter that cannot be pickled."""
     values = {param.name: value for param, value in instance._paramMap.items() if not is_plain(value)}
     for name, value in values.items():
-        if isinstance(value, FilesystemStore):
+        if isinstance(value, FilesystemStore | SparkBackend):
             values[name] = value.without_secrets()
         if isinstance(value, ResourceProfile):
             values[name] = _SavedProfile(value.executorResources, value.taskResources)

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +354,15 @@ def test_fits_of_a_grid_do_not_share_a_run(tmp_path: Path) -> None:
     named = [{estimator.run_id: "one"}, {estimator.run_id: "two"}]
     assert estimator.fitMultiple(None, named)  # type: ignore[arg-type]
     assert estimator.setStore(None).fitMultiple(None, [{}])  # type: ignore[arg-type]
+
+
+def test_secrets_among_the_ranks_variables_are_not_saved(caplog: pytest.LogCaptureFixture) -> None:
+    env = {"HF_TOKEN": "hidden", "AWS_SECRET_ACCESS_KEY": "hidden too", "TOKENIZERS_PARALLELISM": "false"}
+    backend = SparkBackend(num_proc=2, env=env, verbose=2)
+    files = TorchEstimator(backend=backend).to_files()
+    assert b"hidden" not in b"".join(files.values())
+    assert "without the variables AWS_SECRET_ACCESS_KEY, HF_TOKEN; set them again with setBackend" in caplog.text
+    again = TorchEstimator.from_files(files.__getitem__).getBackend()
+    assert isinstance(again, SparkBackend)
+    assert again.tasks() == replace(backend.tasks(), env={"TOKENIZERS_PARALLELISM": "false"})
+    assert backend.env == env
