@@ -12,8 +12,8 @@
 
 namespace farandole {
 
-/// The most bytes of inputs that the requests which a rank makes at a time carry. The coordinator receives and sends
-/// them for every rank, so more take less time directly between the ranks.
+/// The most bytes of inputs, together, in the requests that a rank makes at a time. All pass through the coordinator,
+/// so more of them take less time directly between the ranks.
 inline constexpr size_t kCarriedBytes = 1 << 10;
 
 /// Returns whether the coordinator can reduce such inputs.
