@@ -7,8 +7,8 @@ namespace farandole {
 namespace {
 
 constexpr size_t kSmallestChunk = 16 << 10;
-// Of one chunk from every peer, together. More bytes under way queue before the cables, where streams overtake each
-// other and one of them makes the rest wait; fewer cost more calls and wakes of processes.
+// The bytes of one chunk from every peer, together. If more bytes are on their way, they queue in front of the cables:
+// streams overtake each other there, and all wait for the slowest one. Smaller chunks take more system calls.
 constexpr size_t kArrivedBytes = 512 << 10;
 
 // The number of raw chunks by which a stream leads its finished ones: enough for the peer to have reduced the chunk

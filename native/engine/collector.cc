@@ -137,7 +137,7 @@ void Collector::learn(const Plan& plan) {
 }
 
 void Collector::learn(const Entry& entry) {
-  if (entry.is_number() || !entry.result.empty()) {
+  if (entry.name.empty()) {
     require_known(entry.id, entry.count);
     for (uint32_t i = 0; i < entry.count; ++i) number(entry.id + i).unmerged = false;
     return;

@@ -16,7 +16,7 @@ _REDUCTIONS = {
     ReduceOp.MAX: Reduction(Max),
     ReduceOp.PRODUCT: Reduction(Product),
 }
-# Of complex numbers, whose real and imaginary parts are reduced apart.
+# The reductions of complex numbers: only these may treat the real and the imaginary parts separately.
 _OF_PARTS = {ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM}
 # For bools, "and" is Min and "or" is Max.
 _OF_BOOLS = {ReduceOp.BAND: Reduction(Min), ReduceOp.BOR: Reduction(Max)}
