@@ -330,7 +330,8 @@ def steps_until_death(context: Context, victim: int) -> str:
             if context.rank == victim and number == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
             x = step(x).block_until_ready()
-    assert number == 3 and float(x[0]) == 3
+    # Rank 0 may hear of the death before it has left the step.
+    assert number in {2, 3} and float(x[0]) == number
     return str(caught.value)
 
 

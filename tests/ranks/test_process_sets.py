@@ -1,5 +1,6 @@
 """Process sets over hosts, through deaths, removals and failures; nothing of them is left."""
 
+import contextlib
 import json
 import os
 import random
@@ -238,7 +239,8 @@ def test_a_time_limit_names_the_jobs_ranks() -> None:
 
 def loses_rank_3(context: Context) -> str:
     with_it, without_it = hvd.add_process_set([1, 3]), hvd.add_process_set([0, 1, 2])
-    hvd.barrier()
+    with contextlib.suppress(PeerLost):  # the others may hear of the death before they have left it
+        hvd.barrier()
     if context.rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     text = ""

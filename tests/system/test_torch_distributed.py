@@ -172,7 +172,9 @@ def lose(context: Context, store: str) -> None:
     model = DistributedDataParallel(torch.nn.Linear(4, 2))
     for _ in range(2):  # DDP orders its buckets anew in between
         model(torch.ones(3, 4)).sum().backward()
+    file.set(f"{context.rank} has trained", "")
     if context.rank == 2:
+        file.wait(["0 has trained", "1 has trained"])
         os.kill(os.getpid(), signal.SIGKILL)
     work = dist.all_reduce(torch.ones(2), async_op=True)
     with pytest.raises(PeerLost, match=r"all_reduce of float32\[2\].*rank 2 is lost"):
