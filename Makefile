@@ -9,8 +9,6 @@ CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h'
 ARGS ?=
 # More than two cores, as tests wait for a third of their time.
 JOBS ?= 4
-# So many failed tests run once more, alone. None at your desk.
-AGAIN ?= 0
 WITHOUT ?= pyspark tensorflow keras jax jaxlib
 ONLY ?=
 PYTHONS ?=
@@ -36,10 +34,10 @@ demo:  ## train on two Spark tasks and show what happens (needs Java 17 or newer
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: test-native  ## run the tests, but for test-slow; make test ARGS='-k name' runs some of the Python ones
-	@tools/tests.sh $(JOBS) $(AGAIN) -m "not slow" $(ARGS)
+	@tools/tests.sh $(JOBS) -m "not slow" $(ARGS)
 
 test-slow: setup  ## run long jobs of Spark, Ray and several hosts, and every program of README, guides and examples
-	@tools/tests.sh $(JOBS) $(AGAIN) -m slow $(ARGS)
+	@tools/tests.sh $(JOBS) -m slow $(ARGS)
 
 test-without: setup  ## run the Python tests where Spark, TensorFlow, Keras and JAX, or WITHOUT=..., are not installed
 	@$(BIN)/python tools/without.py $(WITHOUT) -- --ignore=tests/system/programs $(ARGS)

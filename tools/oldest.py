@@ -213,18 +213,22 @@ def link_farandole(folder: Path) -> None:
 
 def test(python: Path, environment: Environment, arguments: Sequence[str]) -> bool:
     """Import all test modules in an environment, then run its tests; return whether they passed."""
-    pytest = [str(python), "-m", "pytest", "-p", "no:cacheprovider"]
-    beside = ["-n", "3", "--dist", "loadfile"]  # more than two cores, as tests wait for a third of their time
     # A test module whose package is not installed must skip, not fail to import.
     collected = subprocess.run(
-        [*pytest, "--collect-only", "-qq"], cwd=ROOT, capture_output=True, text=True, check=False
+        [python, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-qq"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if collected.returncode != 0:
         print(collected.stdout, collected.stderr, sep="", file=sys.stderr)
         return False
     paths = [str(path.relative_to(ROOT)) for pattern in environment.tests for path in sorted(ROOT.glob(pattern))]
     chosen = arguments or [*paths, *environment.arguments]
-    return subprocess.run([*pytest, *beside, *chosen], cwd=ROOT).returncode == 0
+    jobs = "3"  # more than two cores, as tests wait for a third of their time
+    variables = os.environ | {"PYTHON": str(python)}
+    return subprocess.run(["tools/tests.sh", jobs, *chosen], cwd=ROOT, env=variables).returncode == 0
 
 
 def main(words: Sequence[str]) -> None:
