@@ -14,6 +14,7 @@ from farandole.errors import ConfigError
 from farandole.launch.backend import Agent, Assignment, Backend, Binding, OnLine, Rank, Task, check_binding
 from farandole.launch.backends.local import LocalBackend
 from farandole.launch.environment import wants_torch, warn_of_copies
+from farandole.launch.events import next_event
 from farandole.launch.failures import Failure, culprit
 from farandole.launch.hosts import fill_slots
 from farandole.launch.processes import GRACE
@@ -53,7 +54,7 @@ class Job:
         settled: float | None = None
         for _ in self.assignments:
             try:
-                failure = self._ends.get(timeout=None if settled is None else max(0.0, settled - time.monotonic()))
+                failure = next_event(self._ends, settled)
             except queue.Empty:
                 break
             if failure is not None:

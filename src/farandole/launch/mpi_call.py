@@ -23,6 +23,7 @@ from farandole.launch.backend import OnLine
 from farandole.launch.backends.ssh import Ssh
 from farandole.launch.channel import Outcome, WorkerFailure, WorkerValue
 from farandole.launch.environment import with_settings
+from farandole.launch.events import next_event
 from farandole.launch.exceptions import load_exception
 from farandole.launch.failures import Failure, culprit
 from farandole.launch.hosts import is_local, route_to
@@ -177,7 +178,7 @@ class _Calls:
             all_run = len(self._connections) == self._ranks
             until = settled if settled is not None or all_run else started
             try:
-                rank, outcome = self._events.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+                rank, outcome = next_event(self._events, until)
             except queue.Empty:
                 if settled is not None:
                     return
