@@ -15,35 +15,36 @@ constexpr std::chrono::milliseconds kNap{5};
 constexpr uint64_t kLookEvery = 64;  // pauses
 constexpr uint64_t kCalls = 16;      // pauses in the time of the system calls that look at a link
 
-// A longer yield has given the core to another process for a time slice. A sleeping thread gets the core back as soon
-// as it is woken.
-constexpr uint64_t kSlice = 500'000;            // ns
-constexpr uint64_t kRestAfter = 1'000'000'000;  // ns
-
 // A yield that took this long has given the core to another thread. It may be there at the next waits, too.
 constexpr uint64_t kSwitch = 2'000;          // ns
 constexpr uint64_t kSharedFor = 10'000'000;  // ns
 constexpr uint64_t kSpinAlone = 10'000;      // ns
 constexpr uint64_t kSpinShared = 1'000;      // ns
 
-thread_local uint64_t rests_until = 0;
+thread_local YieldRest rest;
 thread_local uint64_t shared_until = 0;
 
 }  // namespace
 
+bool YieldRest::note(uint64_t begin, uint64_t end) {
+  if (end - begin <= kSlice) return false;
+  length_ = begin < until_ + kSoon * length_ ? std::min(2 * length_, kMost) : kLeast;
+  until_ = end + length_;
+  return true;
+}
+
 bool yield_core() {
   const uint64_t begin = now_ns();
-  if (begin < rests_until) return false;
+  if (begin < rest.until()) return false;
   sched_yield();
   const uint64_t end = now_ns();
-  if (end - begin > kSlice) rests_until = end + kRestAfter;
-  else if (end - begin > kSwitch) shared_until = end + kSharedFor;
+  if (!rest.note(begin, end) && end - begin > kSwitch) shared_until = end + kSharedFor;
   return true;
 }
 
 bool stay_awake(uint64_t waited, uint64_t most) {
   if (waited > most) return false;
-  if (waited <= (now_ns() < std::max(shared_until, rests_until) ? kSpinShared : kSpinAlone)) return true;
+  if (waited <= (now_ns() < std::max(shared_until, rest.until()) ? kSpinShared : kSpinAlone)) return true;
   return yield_core();
 }
 

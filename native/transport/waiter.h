@@ -14,7 +14,29 @@ namespace farandole {
 /// Hints to the processor that this is a spin loop.
 void relax();
 
-/// Gives the core to an awaited rank that may need it. Returns false, and does nothing, within a second of a yield that
+/// How long a thread does not yield its core after a yield that gave the core to another thread for a time slice: a
+/// thread that sleeps instead gets the core back as soon as it is woken.
+///
+/// A process that computes takes a slice at each yield; then the rests grow to a second. Ranks that wait for each other
+/// do so now and then; then a rest is short.
+class YieldRest {
+ public:
+  // All in ns. A rest is twice as long as the one before if it follows within kSoon times the length of that one.
+  static constexpr uint64_t kSlice = 500'000;
+  static constexpr uint64_t kLeast = 10'000'000;
+  static constexpr uint64_t kMost = 1'000'000'000;
+  static constexpr uint64_t kSoon = 4;
+
+  /// Notes a yield from `begin` to `end`; returns whether a rest follows.
+  bool note(uint64_t begin, uint64_t end);
+  [[nodiscard]] uint64_t until() const { return until_; }
+
+ private:
+  uint64_t length_ = 0;
+  uint64_t until_ = 0;
+};
+
+/// Gives the core to an awaited rank that may need it. Returns false, and does nothing, in a rest after a yield that
 /// took a slice.
 bool yield_core();
 

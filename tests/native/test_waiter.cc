@@ -54,9 +54,37 @@ void test_two_threads_take_turns_on_one_core() {
   check::that(looks.load() < 1000 * kTurns, "few looks in a turn", std::to_string(looks.load()));
 }
 
+// A process that computes takes three milliseconds at each yield.
+void test_rests_grow_while_each_yield_costs_a_slice() {
+  YieldRest rest;
+  uint64_t now = kSecond;
+  uint64_t taken = 0;
+  int yields = 0;
+  for (; now < 61 * kSecond; now = rest.until() + kMicrosecond, ++yields) {
+    CHECK(rest.note(now, now + 3000 * kMicrosecond));
+    CHECK(rest.until() <= now + 3000 * kMicrosecond + YieldRest::kMost);
+    taken += 3000 * kMicrosecond;
+  }
+  check::that(yields < 70 && taken < 60 * kSecond / 250, "few slices in a minute", std::to_string(yields));
+}
+
+void test_a_rest_after_a_long_time_is_short() {
+  YieldRest rest;
+  uint64_t now = kSecond;
+  CHECK(!rest.note(now, now + YieldRest::kSlice));
+  CHECK_EQ(rest.until(), 0u);
+  for (int k = 0; k < 5; ++k) {
+    CHECK(rest.note(now, now + YieldRest::kSlice + 1));
+    CHECK_EQ(rest.until(), now + YieldRest::kSlice + 1 + YieldRest::kLeast);
+    now = rest.until() + YieldRest::kSoon * YieldRest::kLeast;
+  }
+}
+
 }  // namespace
 
 int main() {
+  test_rests_grow_while_each_yield_costs_a_slice();
+  test_a_rest_after_a_long_time_is_short();
   test_first_spins_and_sleeps_at_last();
   test_two_threads_take_turns_on_one_core();
   return check::report();
