@@ -89,6 +89,16 @@ def test_a_newcomer_ends_before_it_reaches_the_training(tmp_path: Path, place: s
         assert f"member 2 {lost}" in job.report()
 
 
+def test_a_newcomer_that_ends_with_the_training_is_not_reported_as_lost(tmp_path: Path) -> None:
+    prepared = TRAINING.replace("hvd.init()\n", f"{PREPARING}\n")
+    with training(tmp_path, *SIZES, *offer(tmp_path, 2), program=prepared) as job:
+        job.wait(lambda: 2 in job.sizes(), "two ranks train")
+        offer(tmp_path, 3)
+        newcomer(job)
+        assert len(job.finish()) == 2
+        assert "is lost" not in job.report()
+
+
 def test_a_newcomer_that_needs_the_others_takes_its_place_at_once(tmp_path: Path) -> None:
     program = TRAINING.replace("hvd.init()\n", "hvd.init()\nfirst = hvd.add_process_set([0])\n")
     program = program.replace(
