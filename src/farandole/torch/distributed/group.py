@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from farandole.config import Config
 from farandole.core.context import Context
@@ -23,6 +24,7 @@ from farandole.torch.distributed.gathered import Fold, fold_bits, fold_of, sum_s
 from farandole.torch.distributed.monitored import monitored_barrier
 from farandole.torch.distributed.named_group import NamedGroup
 from farandole.torch.distributed.names import SinglePart
+from farandole.torch.distributed.overloads import overloaded
 from farandole.torch.distributed.reduction import reduction_of
 from farandole.torch.distributed.sizes import require_received, require_times, shares_of
 from farandole.torch.distributed.streams import note_use
@@ -32,18 +34,7 @@ from farandole.torch.distributed.tensors import flat, joined, one, packed, reada
 from farandole.torch.distributed.work import Follower, Work
 
 if TYPE_CHECKING:  # a module of torch's own, whose place may change
-    from torch._C._distributed_c10d import (
-        AllgatherOptions,
-        AllreduceCoalescedOptions,
-        AllreduceOptions,
-        AllToAllOptions,
-        BarrierOptions,
-        BroadcastOptions,
-        GatherOptions,
-        ReduceOptions,
-        ReduceScatterOptions,
-        ScatterOptions,
-    )  # fmt: skip
+    from torch._C._distributed_c10d import AllgatherOptions
 
 __all__ = ["FarandoleGroup"]
 
@@ -95,16 +86,13 @@ class FarandoleGroup(NamedGroup):
         """Do what `shutdown` does."""
         self._end()
 
-    # torch's own Python and C++ call these with lists, and never use its overloads for one tensor.
+    # torch's own Python and C++ call these with lists and options; programs may use torch's overloads.
 
     # Reductions
 
+    @overloaded(c10d.AllreduceOptions, 1, "op", "timeout")
     @writes_strided
-    def allreduce(  # type: ignore[override]
-        self,
-        tensors: Sequence[Tensor],
-        opts: "AllreduceOptions | None" = None,
-    ) -> Work:
+    def allreduce(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions | None = None) -> Work:
         """Reduce the tensor in place."""
         what, given = "all_reduce", one(tensors, "all_reduce")
         if given.is_sparse:
@@ -117,7 +105,9 @@ class FarandoleGroup(NamedGroup):
         return self._submitter.reduce(request, tensor, _is_now(opts))
 
     @writes_strided
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: "AllreduceCoalescedOptions | None" = None) -> Work:
+    def allreduce_coalesced(
+        self, tensors: Sequence[Tensor], opts: c10d.AllreduceCoalescedOptions | None = None
+    ) -> Work:
         """Reduce several tensors in place, all at once."""
         what = "all_reduce_coalesced"
         ready = [writable(tensor, what) for tensor in tensors]
@@ -127,8 +117,9 @@ class FarandoleGroup(NamedGroup):
         request = Request(kinds.ALLREDUCE, what, reduction, grouped=True)
         return self._submitter.reduce_group(request, ready, _is_now(opts))
 
+    @overloaded(c10d.ReduceOptions, 1, "root", "op", "timeout")
     @writes_strided
-    def reduce(self, tensors: Sequence[Tensor], opts: "ReduceOptions") -> Work:  # type: ignore[override]
+    def reduce(self, tensors: Sequence[Tensor], opts: c10d.ReduceOptions) -> Work:
         """Reduce into the root's tensor; the others' stay as they are."""
         what, given, leads = "reduce", one(tensors, "reduce"), opts.rootRank == self._rank
         tensor = writable(given, what) if leads else readable(given, what)
@@ -141,7 +132,9 @@ class FarandoleGroup(NamedGroup):
         return self._submitter.submit(request, signature, (tensor, output), [given], _is_now(opts))
 
     @writes_strided
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: "ReduceScatterOptions | None" = None) -> Work:
+    def reduce_scatter_single(
+        self, output: Tensor, input: Tensor, opts: c10d.ReduceScatterOptions | None = None
+    ) -> Work:
         """Reduce, and keep this rank's part of the result; the parts are adjacent in the input."""
         what = "reduce_scatter"
         source, target = readable(input, what).view(-1), writable(output, what).view(-1)
@@ -167,12 +160,13 @@ class FarandoleGroup(NamedGroup):
         request = Request(kinds.ALLREDUCE, what, reduction)
         return self._submitter.submit(request, signature, (source, whole), [output], _is_now(opts), keep, [input])
 
+    @overloaded(c10d.ReduceScatterOptions, 2, "op", "timeout")
     @writes_strided
-    def reduce_scatter(  # type: ignore[override]
+    def reduce_scatter(
         self,
         output_tensors: Sequence[Tensor],
         input_tensors: Sequence[Sequence[Tensor]],
-        opts: "ReduceScatterOptions | None" = None,
+        opts: c10d.ReduceScatterOptions | None = None,
     ) -> Work:
         """Do as `reduce_scatter_single`; the parts are separate tensors."""
         what, output = "reduce_scatter", one(output_tensors, "reduce_scatter")
@@ -183,7 +177,7 @@ class FarandoleGroup(NamedGroup):
         return self.reduce_scatter_single(output, whole.view(parts[0].dtype), opts)
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: "ReduceScatterOptions | None" = None
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.ReduceScatterOptions | None = None
     ) -> Work:
         """Do as `reduce_scatter_single` for several pairs of tensors."""
         pairs = zip(outputs, inputs, strict=True)
@@ -191,8 +185,9 @@ class FarandoleGroup(NamedGroup):
 
     # Movement
 
+    @overloaded(c10d.BroadcastOptions, 1, "root", "timeout")
     @writes_strided
-    def broadcast(self, tensors: Sequence[Tensor], opts: "BroadcastOptions") -> Work:  # type: ignore[override]
+    def broadcast(self, tensors: Sequence[Tensor], opts: c10d.BroadcastOptions) -> Work:
         """Overwrite the tensor with the root's."""
         what, tensor = "broadcast", one(tensors, "broadcast")
         row = flat(tensor, what, write=True)
@@ -210,8 +205,9 @@ class FarandoleGroup(NamedGroup):
         request = Request(kinds.ALLGATHER, what)
         return self._submitter.submit(request, source.dtype, (source, target), [output], _is_now(opts), given=[input])
 
+    @overloaded(c10d.AllgatherOptions, 2, "timeout")  # type: ignore[attr-defined]
     @writes_strided
-    def allgather(  # type: ignore[override]
+    def allgather(
         self,
         output_tensors: Sequence[Sequence[Tensor]],
         input_tensors: Sequence[Tensor],
@@ -267,7 +263,7 @@ class FarandoleGroup(NamedGroup):
         input: Tensor,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
-        opts: "AllToAllOptions | None" = None,
+        opts: c10d.AllToAllOptions | None = None,
     ) -> Work:
         """Send rows of the input to each rank, write received rows into the output; in equal parts without splits."""
         what = "all_to_all"
@@ -281,14 +277,18 @@ class FarandoleGroup(NamedGroup):
 
     @writes_strided
     def alltoall(  # type: ignore[override]
-        self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: "AllToAllOptions | None" = None
+        self,
+        output_tensors: Sequence[Tensor],
+        input_tensors: Sequence[Tensor],
+        opts: c10d.AllToAllOptions | None = None,
     ) -> Work:
         """Send one tensor to each rank, and write each rank's tensor into one of the outputs."""
         return self._exchange("all_to_all", output_tensors, input_tensors, opts)
 
+    @overloaded(c10d.GatherOptions, 2, "root", "timeout")
     @writes_strided
-    def gather(  # type: ignore[override]
-        self, output_tensors: Sequence[Sequence[Tensor]], input_tensors: Sequence[Tensor], opts: "GatherOptions"
+    def gather(
+        self, output_tensors: Sequence[Sequence[Tensor]], input_tensors: Sequence[Tensor], opts: c10d.GatherOptions
     ) -> Work:
         """Write each rank's tensor into one of the root's outputs."""
         tensor = one(input_tensors, "gather")
@@ -297,9 +297,10 @@ class FarandoleGroup(NamedGroup):
         inputs = [tensor if rank == opts.rootRank else nothing for rank in range(self._size)]
         return self._exchange("gather", outputs, inputs, opts)
 
+    @overloaded(c10d.ScatterOptions, 2, "root", "timeout")
     @writes_strided
-    def scatter(  # type: ignore[override]
-        self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Sequence[Tensor]], opts: "ScatterOptions"
+    def scatter(
+        self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Sequence[Tensor]], opts: c10d.ScatterOptions
     ) -> Work:
         """Write one of the root's tensors into each rank's output."""
         tensor = one(output_tensors, "scatter")
@@ -308,9 +309,8 @@ class FarandoleGroup(NamedGroup):
         inputs = input_tensors[0] if opts.rootRank == self._rank else [nothing] * self._size
         return self._exchange("scatter", outputs, inputs, opts)
 
-    def barrier(  # type: ignore[override]
-        self, opts: "BarrierOptions | None" = None
-    ) -> Work:
+    @overloaded(c10d.BarrierOptions, 0, "timeout")
+    def barrier(self, opts: c10d.BarrierOptions | None = None) -> Work:
         """Wait until all ranks have called it."""
         return self._submitter.submit(Request(kinds.BARRIER, "barrier"), (), (None, None), [], _is_now(opts))
 
@@ -389,11 +389,11 @@ def _is_now(opts: "_Options | None") -> bool:
     return opts is not None and not opts.asyncOp
 
 
-def _asked(opts: "ReduceOptions | ReduceScatterOptions | AllreduceOptions | None") -> dist.ReduceOp:
+def _asked(opts: c10d.ReduceOptions | c10d.ReduceScatterOptions | c10d.AllreduceOptions | None) -> dist.ReduceOp:
     return dist.ReduceOp(dist.ReduceOp.SUM) if opts is None else opts.reduceOp
 
 
 def _reduction(
-    opts: "AllreduceOptions | ReduceOptions | ReduceScatterOptions | None", tensor: Tensor, what: str
+    opts: c10d.AllreduceOptions | c10d.ReduceOptions | c10d.ReduceScatterOptions | None, tensor: Tensor, what: str
 ) -> Reduction:
     return reduction_of(_asked(opts), tensor.dtype, what)
