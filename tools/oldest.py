@@ -227,7 +227,7 @@ def test(python: Path, environment: Environment, arguments: Sequence[str]) -> bo
     paths = [str(path.relative_to(ROOT)) for pattern in environment.tests for path in sorted(ROOT.glob(pattern))]
     chosen = arguments or [*paths, *environment.arguments]
     jobs = "3"  # more than two cores, as tests wait for a third of their time
-    variables = os.environ | {"PYTHON": str(python)}
+    variables = os.environ | {"INTERPRETER": str(python)}
     return subprocess.run(["tools/tests.sh", jobs, *chosen], cwd=ROOT, env=variables).returncode == 0
 
 

@@ -45,7 +45,7 @@ test_with() {
   rm -f "$NATIVE/CMakeCache.txt" # it refers to the previous Python
   "$python" -m pip install -q -c constraints.txt --no-build-isolation -C build-dir="$NATIVE" \
     -C cmake.define.FARANDOLE_WERROR=ON -C cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1 ".[test]"
-  PYTHON=$python tools/tests.sh 2 -q -m "not slow and not spark" "${SUITE[@]}"
+  INTERPRETER=$python tools/tests.sh 2 -q -m "not slow and not spark" "${SUITE[@]}"
 }
 
 if (($# > 0)); then

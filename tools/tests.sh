@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Run the Python tests in parallel: tests.sh JOBS [PYTEST ARGUMENT...]. JOBS tests run at a time.
 #
-#   PYTHON=.venv/bin/python   the interpreter
-#   AGAIN=0                   if at most so many tests fail, each runs once more, alone. A test that then passes depends
-#                             on the machine's load and is listed at the end as one to fix. If more fail, the run fails.
+#   INTERPRETER=.venv/bin/python   runs them
+#   AGAIN=0   if at most so many tests fail, each runs once more, alone. A test that then passes depends on the load of the
+#             machine, and is listed at the end as one to fix. If more fail, the run fails.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-python=${PYTHON:-.venv/bin/python}
+python=${INTERPRETER:-.venv/bin/python}
 PATH="$(cd "$(dirname "$python")" && pwd):$PATH"
 
 jobs=$1 again=${AGAIN:-0}
