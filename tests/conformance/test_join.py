@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from farandole.core.context import Context
 from farandole.errors import CollectiveTimeout, HorovodInternalError, JoinedError, MismatchError, PeerLost
 from farandole.numpy import Adasum, Average, Max, Min, Product, Sum
 from helpers.bindings import BINDINGS, FUNCTIONAL, SIZES, Binding
+from helpers.deaths import wait_for_others
 from helpers.ranks import run_ranks
 
 every_binding = pytest.mark.parametrize("binding", BINDINGS, ids=lambda binding: binding.name)
@@ -128,18 +130,19 @@ def test_a_join_ends_when_nobody_asks_for_anything() -> None:
     run_ranks(3, body, config=Config(collective_timeout=timedelta(seconds=0.5)))
 
 
-def dies_while_another_has_joined(context: Context) -> str:
+def dies_while_another_has_joined(context: Context, folder: Path) -> str:
     hvd = farandole.numpy
+    hvd.barrier()
+    wait_for_others(context, 1, folder)
+    if context.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(PeerLost) as raised:
-        hvd.barrier()  # the others may hear of the death before they have left it
-        if context.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
         hvd.join()
     return f"rank {raised.value.rank}"
 
 
-def test_a_death_ends_the_join() -> None:
-    results = run_ranks(3, dies_while_another_has_joined, how="processes", dies=[1])
+def test_a_death_ends_the_join(tmp_path: Path) -> None:
+    results = run_ranks(3, dies_while_another_has_joined, tmp_path, how="processes", dies=[1])
     assert results[0] == results[2] == "rank 1"
 
 

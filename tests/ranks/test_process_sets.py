@@ -1,6 +1,5 @@
 """Process sets over hosts, through deaths, removals and failures; nothing of them is left."""
 
-import contextlib
 import json
 import os
 import random
@@ -29,6 +28,7 @@ from farandole.errors import CollectiveTimeout, ConfigError, EngineClosed, Inval
 from farandole.meeting.rendezvous import from_environment
 from farandole.numpy import Sum
 from farandole.timeline.files import timeline_path
+from helpers.deaths import wait_for_others
 from helpers.ranks import run_ranks
 
 LIVES = 50
@@ -237,10 +237,10 @@ def test_a_time_limit_names_the_jobs_ranks() -> None:
     run_ranks(3, body, config=Config.from_environment({}, collective_timeout=2.0))
 
 
-def loses_rank_3(context: Context) -> str:
+def loses_rank_3(context: Context, folder: Path) -> str:
     with_it, without_it = hvd.add_process_set([1, 3]), hvd.add_process_set([0, 1, 2])
-    with contextlib.suppress(PeerLost):  # the others may hear of the death before they have left it
-        hvd.barrier()
+    hvd.barrier()
+    wait_for_others(context, 3, folder)
     if context.rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     text = ""
@@ -258,8 +258,8 @@ def loses_rank_3(context: Context) -> str:
     return text
 
 
-def test_a_death_reaches_the_sets_that_the_dead_was_in_and_no_other() -> None:
-    texts = run_ranks(4, loses_rank_3, how="processes", dies=(3,))
+def test_a_death_reaches_the_sets_that_the_dead_was_in_and_no_other(tmp_path: Path) -> None:
+    texts = run_ranks(4, loses_rank_3, tmp_path, how="processes", dies=(3,))
     assert texts[0] == texts[2] == ""
     assert str(texts[1]).startswith("'allreduce.x")
     assert "' in process set 1 (ranks 1 and 3): rank 3 is lost" in str(texts[1])

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from farandole.config import Config
 from farandole.core.context import Context
 from farandole.errors import NotInitializedError
 from farandole.meeting.rendezvous import SoloRendezvous
+from helpers.deaths import wait_for_others
 from helpers.ranks import run_ranks
 
 tf = pytest.importorskip("tensorflow")
@@ -306,16 +308,17 @@ def test_a_rank_that_does_not_come_is_named(mode: str) -> None:
     run_ranks(2, body, config=Config(collective_timeout=timedelta(seconds=0.3)))
 
 
-def test_a_function_hears_of_a_rank_that_is_killed() -> None:
+def test_a_function_hears_of_a_rank_that_is_killed(tmp_path: Path) -> None:
     def body(context: Context) -> str:
         @tf.function(autograph=False)
         def ask(xs: list[tf.Tensor]) -> list[tf.Tensor]:
             return [hvd.allreduce(x) for x in xs]
 
+        ask([tf.ones(3)] * 20)
+        wait_for_others(context, 1, tmp_path)
+        if context.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(tf.errors.AbortedError) as caught:
-            ask([tf.ones(3)] * 20)  # the other may hear of the death before it has left it
-            if context.rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
             ask([tf.ones(3)] * 20)
         return str(caught.value)
 

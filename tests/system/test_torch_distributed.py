@@ -25,6 +25,7 @@ import farandole as launcher
 from farandole.core.context import Context
 from farandole.errors import PeerLost
 from farandole.launch.reserved import ReservedPort
+from helpers.deaths import wait_for_others
 from helpers.programs import run
 from helpers.ranks import run_ranks
 from system.launched import farandole
@@ -172,9 +173,8 @@ def lose(context: Context, store: str) -> None:
     model = DistributedDataParallel(torch.nn.Linear(4, 2))
     for _ in range(2):  # DDP orders its buckets anew in between
         model(torch.ones(3, 4)).sum().backward()
-    file.set(f"{context.rank} has trained", "")
+    wait_for_others(context, 2, Path(store).parent)
     if context.rank == 2:
-        file.wait(["0 has trained", "1 has trained"])
         os.kill(os.getpid(), signal.SIGKILL)
     work = dist.all_reduce(torch.ones(2), async_op=True)
     with pytest.raises(PeerLost, match=r"all_reduce of float32\[2\].*rank 2 is lost"):
