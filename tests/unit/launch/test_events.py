@@ -4,11 +4,13 @@ import queue
 import signal
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from types import FrameType
 
 import pytest
 
-from farandole.launch.events import next_event
+from farandole.launch.events import next_event, result_of
 
 
 def test_events_come_in_order_and_the_time_is_kept() -> None:
@@ -23,7 +25,17 @@ def test_events_come_in_order_and_the_time_is_kept() -> None:
     assert time.monotonic() - began >= 1.2
 
 
-def test_a_signal_that_another_thread_receives_ends_the_wait() -> None:
+def test_results_and_errors() -> None:
+    futures: list[Future[int]] = [Future(), Future()]
+    threading.Timer(1.2, futures[0].set_result, (3,)).start()  # it wakes once before
+    futures[1].set_exception(KeyError("x"))
+    assert result_of(futures[0]) == 3
+    with pytest.raises(KeyError):
+        result_of(futures[1])
+
+
+@pytest.mark.parametrize("wait", [lambda: next_event(queue.SimpleQueue(), None), lambda: result_of(Future())])
+def test_a_signal_that_another_thread_receives_ends_the_wait(wait: Callable[[], object]) -> None:
     class Asked(Exception):
         pass
 
@@ -43,7 +55,7 @@ def test_a_signal_that_another_thread_receives_ends_the_wait() -> None:
     try:
         with pytest.raises(Asked):
             threading.Timer(0.2, waits.set).start()  # once this thread waits
-            next_event(queue.SimpleQueue(), None)
+            wait()
     finally:
         over.set()
         thread.join()

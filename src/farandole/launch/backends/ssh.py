@@ -10,13 +10,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from farandole.errors import ConfigError, HostsError
 from farandole.launch.backend import Agent, Host, Shell
 from farandole.launch.backends.local import LocalAgent
 from farandole.launch.backends.remote import LEAVE, RemoteAgent
+from farandole.launch.events import result_of
 from farandole.launch.hosts import is_local, route_to
 from farandole.limits import require_open_files
 from farandole.meeting.acceptor import listen
@@ -185,10 +186,7 @@ def _for_all(hosts: Sequence[Host], action: Callable[[Host], None], interrupt: C
     with ThreadPoolExecutor(max(1, min(AT_ONCE, len(hosts)))) as pool:
         try:
             for each in [pool.submit(attempt, host) for host in hosts]:
-                # With a timeout: the signal of Ctrl-C may go to another thread; Python handles it when this one wakes.
-                while wait([each], timeout=1.0).not_done:
-                    continue
-                each.result()
+                result_of(each)
         except BaseException:
             interrupt()
             raise

@@ -182,7 +182,7 @@ class ElasticJob:
 
     def _note_end(self, event: _Ended, now: float) -> None:
         self._end_at.pop(event.number, None)
-        if event.failure is not None and event.number in self._roster.live and not self._roster.is_ended(event.number):
+        if event.failure is not None and event.number in self._roster.live and not self._roster.is_ending(event.number):
             log.warning("member %d is lost: %s", event.number, event.failure.reason)
         if event.failure is None and self._roster.is_newcomer(event.number):
             log.warning("member %d has left: its program ended before it reached the training", event.number)

@@ -188,7 +188,7 @@ class Roster:
         member = self._members.get(number)
         return member is not None and member.rank is None and not member.ended and self.generation >= 0
 
-    def is_ended(self, number: int) -> bool:
+    def is_ending(self, number: int) -> bool:
         """Return whether the member was told to end and has not ended yet."""
         return number in self._members and self._members[number].ended
 

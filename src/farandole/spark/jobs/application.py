@@ -98,6 +98,16 @@ def require_running(spark: SparkSession) -> None:
         raise ConfigError("spark", "the session has been stopped; start one, and make its DataFrames in it")
 
 
+def unless_stopped(spark: SparkSession, action: Callable[[], object]) -> Callable[[], None]:
+    """Return a function that does `action`, or nothing if the session has been stopped, and its jobs with it."""
+
+    def act() -> None:
+        if not is_stopped(spark):
+            action()
+
+    return act
+
+
 def is_local(master: str) -> bool:
     """Return whether the driver runs the tasks itself."""
     return _LOCAL.fullmatch(master) is not None

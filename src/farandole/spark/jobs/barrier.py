@@ -7,7 +7,7 @@ import pickle
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal, TypeVar
@@ -22,6 +22,7 @@ from farandole.config import Config
 from farandole.errors import ConfigError, SourceError
 from farandole.launch.channel import MOST_FILES
 from farandole.launch.environment import checked_variables
+from farandole.launch.events import result_of
 from farandole.launch.failures import Failure
 from farandole.launch.pickling import dump_call
 from farandole.meeting.handshake import new_secret
@@ -307,10 +308,7 @@ def _collect(
     thread = InheritableThread(target=collect, name="farandole-collect", daemon=True, **session)
     thread.start()
     try:
-        # With a timeout: the system may deliver Ctrl-C to another thread, and Python handles it when this one wakes.
-        while not wait([rows], timeout=1.0).done:
-            continue
-        return rows.result()
+        return result_of(rows)
     except BaseException as error:
         # Also for Ctrl-C. The driver log ends ranks within a second; Spark's kill takes two or three.
         driver_log.cancel(f"the job has ended: {type(error).__name__}")

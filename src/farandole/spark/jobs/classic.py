@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
-from farandole.spark.jobs.application import DriverHost, is_local, is_stopped
+from farandole.spark.jobs.application import DriverHost, is_local, is_stopped, unless_stopped
 from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 
 APART = 256 << 10  # bytes of a plan, from which on it is sent apart from the secret
@@ -84,13 +84,8 @@ class ClassicApplication:
         # A user's own group stays, as it is how notebooks and services cancel the jobs of a cell or a request.
         context.setJobGroup(before[0][1] or group, description, interruptOnCancel=True)
         context.addJobTag(group)
-
-        def cancel() -> None:
-            if not is_stopped(self._spark):
-                context.cancelJobsWithTag(group)
-
         try:
-            yield cancel
+            yield unless_stopped(self._spark, lambda: context.cancelJobsWithTag(group))
         finally:
             if not is_stopped(self._spark):
                 context.removeJobTag(group)

@@ -23,7 +23,7 @@ from farandole.meeting.dialer import dial
 from farandole.meeting.frames import Deadline
 from farandole.meeting.handshake import new_secret
 from farandole.spark.jobs.addresses import address_toward
-from farandole.spark.jobs.application import DriverHost, is_stopped
+from farandole.spark.jobs.application import DriverHost, unless_stopped
 from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 from farandole.topology import interface_addresses, own_addresses
 
@@ -99,13 +99,8 @@ class ConnectApplication:
     def job_group(self, group: str, description: str) -> Iterator[Callable[[], None]]:
         # Spark Connect sets the description itself. Tags apply to this thread and to its InheritableThreads.
         self._spark.addTag(group)
-
-        def cancel() -> None:
-            if not is_stopped(self._spark):
-                self._spark.interruptTag(group)
-
         try:
-            yield cancel
+            yield unless_stopped(self._spark, lambda: self._spark.interruptTag(group))
         finally:
             self._spark.removeTag(group)
 

@@ -19,7 +19,7 @@ def overloaded(
     """Let a method of so many arguments of tensors, and `options`, take these `arguments` in place of options.
 
     A tensor may then stand where the method takes a list of one, and a list where it takes a list of one list. Without
-    options their defaults apply."""
+    options their defaults apply. A `timeout` counts as in options: the group's own limits each operation."""
 
     def decorate(method: Callable[..., Work]) -> Callable[..., Work]:
         @wraps(method)
