@@ -35,9 +35,9 @@ struct OwnShares {
 ///
 /// | make_world() of | ranks                                | algorithms                                             |
 /// |-----------------|--------------------------------------|--------------------------------------------------------|
-/// | `SharedMesh`    | one host                             | shm_*: slots of the shared segment                     |
+/// | `SharedMesh`    | one host, more than one rank         | shm_*: slots of the shared segment                     |
 /// | `GridMesh`      | hosts with equally many ranks, L > 1 | grid_*: shm_* in the host, link_* over one link a host |
-/// | `Mesh`          | any other hosts                      | link_*: one link per peer                              |
+/// | `Mesh`          | any other hosts, or a single rank    | link_*: one link per peer                              |
 ///
 /// A `Fabric` makes a world of its own: `MpiFabric` one for any hosts, whose algorithms (mpi_*) are nonblocking calls
 /// of the site's MPI.

@@ -101,6 +101,8 @@ WiredWorld connect_world(Wiring& wiring, Guard& guard, std::chrono::nanoseconds 
     return SharedMesh(wiring.segment, wiring.local_rank(), wiring.local_ranks, guard, policy);
   };
   if (wiring.fabric) return {wiring.fabric->make_world(guard, policy, wiring.exchanges_well()), {}};
+  // One rank passes nothing on, and the algorithms over links then work where the tensors are, without slots.
+  if (wiring.size == 1) return {make_world(Mesh(0, std::vector<std::unique_ptr<Link>>(1), guard, policy)), {}};
   if (wiring.is_one_host()) return {make_world(shared()), {}};
   LinkMaker maker(wiring);
   std::optional<GridMesh> rows;

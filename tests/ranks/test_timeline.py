@@ -71,6 +71,8 @@ def test_each_rank_writes_what_it_did(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "hosts", "ways"),
     [
+        # One rank has nothing to copy.
+        (1, 1, {"small": "alone", "large": "alone", "shared": "alone", "rows": "links"}),
         (2, 1, {"small": "shm at once", "large": "shm slots", "shared": "shm direct", "rows": "shm slots"}),
         (
             2,
