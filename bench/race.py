@@ -6,6 +6,7 @@ import platform
 import random
 import re
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +86,7 @@ def record(name: str, races: Mapping[str, Race], packages: Sequence[str], lines:
             "cores": len(os.sched_getaffinity(0)),
             "kernel": platform.release(),
             "load": os.getloadavg(),
+            "between_cores": _between_cores(),
         },
         "python": sys.version.split()[0],
         "packages": {each: _version(each) for each in packages},
@@ -99,6 +101,14 @@ def record(name: str, races: Mapping[str, Race], packages: Sequence[str], lines:
 def _processor() -> str:
     found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     return found[1] if found else platform.processor()
+
+
+def _between_cores() -> list[str]:
+    """Return what bench/native_cores.cc prints, nothing if it was not built (tools/bench.sh builds it)."""
+    program = RESULTS.parents[1] / "build" / "bench" / "bench" / "native_cores"
+    if not program.exists():
+        return []
+    return subprocess.run([program, "5"], check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 def _version(package: str) -> str:
