@@ -498,6 +498,26 @@ def test_a_scheduler_sees_and_sets_the_rate() -> None:
     run_ranks(2, body)
 
 
+# PyTorch looks for steps of the optimizer that the scheduler was made of.
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_scheduler_made_before_still_sets_the_rate_after_a_broadcast() -> None:
+    def body(context: Context) -> list[float]:
+        net = build()
+        inner = OPTIMIZERS["momentum"](net.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, gamma=0.5)
+        optimizer = hvd.DistributedOptimizer(inner, net.named_parameters())
+        train(net, optimizer, context.rank, 2)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        scheduler.step()
+        momentum = inner.state[next(net.parameters())]["momentum_buffer"]
+        assert momentum is optimizer.state[next(net.parameters())]["momentum_buffer"]
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        scheduler.step()
+        return [scheduler.get_last_lr()[0], inner.param_groups[0]["lr"], optimizer.param_groups[0]["lr"]]
+
+    assert run_ranks(2, body) == [[0.025] * 3] * 2
+
+
 def test_state_is_saved_and_loaded() -> None:
     def body(context: Context) -> None:
         net = build()

@@ -14,6 +14,21 @@ class Front(torch.optim.Optimizer):
         """Prepare for the other ranks that an elastic job has now."""
         raise NotImplementedError
 
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Load into the groups and the state that the optimizer behind this one shares.
+
+        PyTorch makes new ones. A learning-rate scheduler of that optimizer would set the rate of the old groups."""
+        groups, state = self.param_groups, self.state
+        super().load_state_dict(state_dict)
+        for group, new in zip(groups, self.param_groups, strict=True):
+            if group is not new:
+                group.clear()
+                group.update(new)
+        if state is not self.state:
+            state.clear()
+            state.update(self.state)
+        self.param_groups, self.state = groups, state
+
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Refuse to be copied or pickled: the copy would silently train alone."""
         raise TypeError(
