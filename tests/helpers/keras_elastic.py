@@ -84,6 +84,37 @@ def check_callbacks_keep_count(rank: int, size: int) -> None:
     assert commits == [(1, 3), (2, 0), (2, 1), (2, 3), (3, 0)]
 
 
+def check_weights_that_another_callback_has_loaded_are_noticed(rank: int, size: int) -> None:
+    class Loading(keras.callbacks.Callback):  # type: ignore[misc]  # as BackupAndRestore does
+        def __init__(self, ranks: list[int]) -> None:
+            super().__init__()
+            self.ranks = ranks
+
+        def on_train_begin(self, logs: object = None) -> None:
+            if rank in self.ranks:
+                self.model.set_weights([weights + 1 for weights in self.model.get_weights()])
+
+    model = built(rank)
+    state = hvd.elastic.KerasState(model)
+    state.sync()
+    last = hvd.elastic.CommitStateCallback(state)
+    refused: list[str] = []
+    for ranks, callbacks in (
+        ([], [last]),
+        ([0], [last]),
+        # Rank 0 loads them, and the others take them over.
+        ([0], [hvd.callbacks.BroadcastGlobalVariablesCallback(0), last]),
+        ([0, 1], [last]),
+    ):
+        try:
+            model.fit(ROWS, ROWS[:, :1], batch_size=4, verbose=0, callbacks=[Loading(ranks), *callbacks])
+        except ValueError as error:
+            refused.append(str(error))
+            state.restore()
+    assert len(refused) == 1 and "only ranks [0] begin with other weights" in refused[0], refused
+    assert len(set(hvd.allgather_object(model.get_weights()[0].tobytes()))) == 1
+
+
 def check_an_epoch_that_was_lost_does_not_keep_the_next_one_from_stopping(rank: int, size: int) -> None:
     model = built(0)
     state = hvd.elastic.KerasState(model, batch=2)

@@ -13,6 +13,8 @@ def train(state):
 
 `fit` goes on with the functions that it has traced before ranks came or went."""
 
+import logging
+
 import keras
 import numpy as np
 
@@ -37,6 +39,9 @@ __all__ = [
 ]
 
 
+log = logging.getLogger(__name__)
+
+
 class _ModelHandler(StateHandler[Model]):
     """Handler of a model's weights and of the variables of its optimizer."""
 
@@ -49,6 +54,15 @@ class _ModelHandler(StateHandler[Model]):
 
     def save(self) -> None:
         self._saved = [np.array(keras.ops.convert_to_numpy(variable)) for variable in self._all()]
+
+    def has_other_weights(self) -> bool:
+        """Return whether weights that are trained have changed since `save`."""
+        trained = {id(variable) for variable in self.value.trainable_variables}
+        pairs = [pair for pair in zip(self._all(), self._saved, strict=False) if id(pair[0]) in trained]
+        # As bytes, so that a NaN equals itself.
+        return any(
+            np.asarray(keras.ops.convert_to_numpy(variable)).tobytes() != saved.tobytes() for variable, saved in pairs
+        )
 
     def restore(self) -> None:
         self.reset()
@@ -114,6 +128,12 @@ class KerasState(ObjectState):
         object.__setattr__(self, "model", model)
         object.__setattr__(self, "optimizer", optimizer or getattr(model, "optimizer", None))
 
+    def has_other_weights(self) -> bool:
+        """Return whether weights that are trained have changed since the state was saved."""
+        handler = self._handlers["model"]
+        assert isinstance(handler, _ModelHandler)
+        return handler.has_other_weights()
+
 
 class _StateCallback(Callback):
     def __init__(self, state: ObjectState) -> None:
@@ -124,15 +144,38 @@ class _StateCallback(Callback):
 class CommitStateCallback(_StateCallback):
     """Commits the state after every `batches_per_commit` batches, and after each epoch.
 
-    It should be the last callback, so that the state has what the others note."""
+    It should be the last callback, so that the state has what the others note. Before the first batch of a `fit` it
+    warns if callbacks before it, such as BackupAndRestore, have loaded other weights than the state's, and raises
+    `ValueError` if they have done so on some ranks only."""
 
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         super().__init__(state)
         self.batches_per_commit = self.batches_remaining = batches_per_commit
+        self._has_compared = False
 
     def on_train_begin(self, logs: object = None) -> None:
         """Count from the first batch of this `fit`, as ranks that have joined do."""
-        self.batches_remaining = self.batches_per_commit
+        self.batches_remaining, self._has_compared = self.batches_per_commit, False
+
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+        """Compare the weights with those of the state once, after BroadcastGlobalVariablesCallback."""
+        if not self._has_compared:
+            self._has_compared = True
+            self._compare_weights()
+
+    def _compare_weights(self) -> None:
+        if not isinstance(self.state, KerasState):
+            return
+        mine = self.state.has_other_weights()
+        changed = [rank for rank, each in enumerate(allgather_object(mine, name="elastic.weights")) if each]
+        remedy = (
+            "a callback such as BackupAndRestore may have loaded them; load checkpoints before elastic.run calls the "
+            "function, which gives all ranks the weights of rank 0"
+        )
+        if 0 < len(changed) < default.size():
+            raise ValueError(f"only ranks {changed} begin with other weights than those of the state: {remedy}")
+        if changed and default.rank() == 0:
+            log.warning("training begins with other weights than those of the state: %s", remedy)
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         """Count the batch, and commit; raises `HostsUpdatedInterrupt` as `State.commit` does."""
