@@ -23,6 +23,7 @@ import farandole.numpy as hvd
 from farandole._native import TraceText
 from farandole.compat.speech import Speech
 from farandole.config import Config
+from farandole.core import default
 from farandole.core.context import Context
 from farandole.core.default import use
 from farandole.core.monitoring.timeline import BUSY_BYTES, BUSY_SECONDS, QUIET_SECONDS, Timeline
@@ -234,6 +235,20 @@ def test_a_generation_keeps_the_timeline_of_the_one_before(tmp_path: Path) -> No
     for generation in (0, 1):
         context = Context(SoloRendezvous(generation), Config(timeline=str(path)))
         with context, use(context):
+            hvd.allreduce(np.ones(4), name=f"in_{generation}")
+    assert tensors(path) == ["allreduce.in_0"]
+    assert tensors(tmp_path / "trace.generation1.json") == ["allreduce.in_1"]
+
+
+def test_a_timeline_started_in_each_generation_of_an_elastic_job_keeps_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(default, "is_elastic", lambda: True)
+    path = tmp_path / "trace.json"
+    for generation in (0, 1):
+        context = Context(SoloRendezvous(generation))
+        with context, use(context):
+            hvd.start_timeline(path)
             hvd.allreduce(np.ones(4), name=f"in_{generation}")
     assert tensors(path) == ["allreduce.in_0"]
     assert tensors(tmp_path / "trace.generation1.json") == ["allreduce.in_1"]

@@ -23,6 +23,7 @@ from farandole.meeting.launched import find_rendezvous
 from farandole.meeting.launched.communicators import Communicator, is_communicator, spans
 from farandole.meeting.launched.elastic import ElasticRendezvous, MemberEnvironment
 from farandole.meeting.rendezvous import Rendezvous
+from farandole.timeline.files import generation_path
 from farandole.topology import Topology
 
 __all__ = [
@@ -384,12 +385,15 @@ def metrics() -> dict[str, float]:
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Start to write this rank's timeline: rank 0 to `file_path`, rank r beside it to `<stem>.rank<r><suffix>`.
 
-    Only ranks that call it write a file; it waits for no other rank. The file holds events from this call on. It can be
-    read at any time, and is complete after `stop_timeline`, `shutdown` or the next `start_timeline`. `mark_cycles`
-    marks each plan, because farandole has no cycles. Raises `NotInitializedError` before `init()`. Raises `ConfigError`
-    if the file cannot be opened; a timeline that is being written then goes on. A failed write later is logged and ends
-    the timeline."""
-    context().timeline.start(file_path, mark_plans=mark_cycles)
+    In generation g > 0 of an elastic job `<stem>.generation<g>` takes the place of `<stem>`. Only ranks that call it
+    write a file; it waits for no other rank. The file holds events from this call on. It can be read at any time, and
+    is complete after `stop_timeline`, `shutdown` or the next `start_timeline`. `mark_cycles` marks each plan, because
+    farandole has no cycles. Raises `NotInitializedError` before `init()`. Raises `ConfigError` if the file cannot be
+    opened; a timeline that is being written then goes on. A failed write later is logged and ends the timeline."""
+    here = context()
+    # A function of `elastic.run` is called again, and must not lose the events before a rank was lost.
+    path = generation_path(file_path, here.rendezvous.generation) if is_elastic() else file_path
+    here.timeline.start(path, mark_plans=mark_cycles)
 
 
 def stop_timeline() -> None:
