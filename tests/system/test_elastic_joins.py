@@ -31,6 +31,21 @@ class State(elastic.ObjectState):
         super().sync()
 
 state = train(State("""
+# Member 1 ends when it has got its place, so that the others go on without it, and one comes in its place.
+SETS = """
+if os.environ["FARANDOLE_MEMBER"] == "1":
+    from farandole.meeting.launched.elastic import ElasticRendezvous
+    ElasticRendezvous.__init__ = lambda *given: os.kill(os.getpid(), 9)
+sets = [hvd.ProcessSet(ranks) for ranks in ([0, 1], [1, 2], [2])]
+hvd.init(process_sets=sets)
+"""
+CHECK_SETS = """
+        assert [each.ranks for each in sets if each.process_set_id] == [
+            ranks for ranks in ([0, 1], [1, 2][: hvd.size() - 1], [2][: hvd.size() - 2]) if ranks]
+        for each in sets:
+            if each.process_set_id and each.included():
+                assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=each)[0] == each.size()
+"""
 
 
 def offer(folder: Path, slots: int) -> tuple[str, str]:
@@ -126,3 +141,14 @@ def test_a_rank_dies_while_a_newcomer_takes_over_the_state(tmp_path: Path, dies:
         ended = job.finish()
     assert len(ended) == 3
     assert len(survivors & set(ended)) == (2 if "step" in dies else 1)
+
+
+def test_process_sets_of_ranks_that_are_lost_before_the_training_begins(tmp_path: Path) -> None:
+    program = TRAINING.replace("hvd.init()\n", SETS).replace(
+        "        state.step += 1\n", f"        state.step += 1{CHECK_SETS}"
+    )
+    with training(tmp_path, "-np", "3", "--min-np", "2", "--max-np", "3", program=program) as job:
+        job.checks_itself = False
+        job.wait(lambda: 2 in job.sizes(), "two ranks train")
+        job.wait(lambda: 3 in job.sizes(), "three ranks train")
+        assert len(job.finish()) == 3

@@ -26,6 +26,16 @@ def test_ranks_of_a_set_may_be_of_numpy() -> None:
             ProcessSet(wrong)  # type: ignore[arg-type]
 
 
+def test_sets_of_an_elastic_job_may_name_all_ranks_and_ranks_to_come() -> None:
+    registry = Registry(2, grows=True)
+    assert [registry.add(ranks) for ranks in ([0, 1], [1, 2], [2])] == [1, 2, 3]
+    assert registry.sets == {GLOBAL: (0, 1), 1: (0, 1), 2: (1,)}
+    assert registry.next == 4
+    for wrong in ([-1, 0], [1, 2]):
+        with pytest.raises(ValueError, match="process set"):
+            registry.add(wrong)
+
+
 class Registered(RuleBasedStateMachine):
     """The registry against a list of what was added and a queue of what was freed."""
 

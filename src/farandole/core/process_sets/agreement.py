@@ -24,6 +24,7 @@ from farandole.core.wiring.start import start_engine
 from farandole.errors import CollectiveError, EngineClosed, MismatchError, RendezvousError, spell_ranks
 from farandole.limits import naming_process_limit
 from farandole.meeting.frames import frame, split_frames
+from farandole.meeting.launched.elastic import ElasticRendezvous
 from farandole.meeting.rendezvous import PartRendezvous, Rendezvous
 from farandole.topology import Topology
 
@@ -55,7 +56,7 @@ class Sets:
     ) -> None:
         self._rendezvous, self._config, self._topology = rendezvous, config, topology
         self._engine, self._monitors, self._engines = engine, monitors, engines
-        self._registry = Registry(topology.size)
+        self._registry = Registry(topology.size, grows=isinstance(rendezvous, ElasticRendezvous))
         self._sets: dict[object, _Set] = {}
         self._carried: dict[Ranks, _Set] = {}  # by the ranks that they were made with
         self._generation = 0  # generation of the latest set
@@ -133,13 +134,15 @@ class Sets:
                 return
             number = self._registry.next
             self._generation = 1 + self._agree("add_process_set", list(ranks), number)
-            members = self._registry.check(ranks)
-            membership = self._form(members, f"process set {number} ({spell_ranks(members)})")
+            asked = self._registry.check(ranks)
+            members = self._registry.held(asked)
+            membership = self._form(members, f"process set {number} ({spell_ranks(members)})") if members else None
             with self._closing:
                 if not self._closed:
-                    self._registry.add(members)
-                    address = self._engines.add(members, None if membership is None else membership.engine)
-                    self._sets[key] = _Set(number, members, membership, members, address)
+                    self._registry.add(asked)
+                    engine = None if membership is None else membership.engine
+                    address = self._engines.add(asked, engine) if members else None
+                    self._sets[key] = _Set(number, members, membership, asked, address)
                     return
             self._end(membership)
             raise EngineClosed("it was shut down while a process set was added")

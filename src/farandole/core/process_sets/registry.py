@@ -9,10 +9,13 @@ Ranks = tuple[int, ...]  # ascending, each once
 
 
 class Registry:
-    """The sets of a job of `size` ranks. Ranks that make the same calls in the same order have the same numbers."""
+    """The sets of a job of `size` ranks. Ranks that make the same calls in the same order have the same numbers.
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    An elastic job (`grows`) may have other numbers of ranks later. So its sets may name ranks that it does not have
+    yet, and all ranks that it has now."""
+
+    def __init__(self, size: int, grows: bool = False) -> None:
+        self._size, self._grows = size, grows
         self._sets: dict[int, Ranks] = {GLOBAL: tuple(range(size))}
         # By number, the ranks that each set was made with; also of sets that an elastic job has lost all ranks of.
         self._asked = dict(self._sets)
@@ -36,12 +39,12 @@ class Registry:
             raise ValueError("a process set needs at least one rank")
         if len(set(members)) < len(members):
             raise ValueError(f"a process set holds each rank once, got {list(members)}")
-        strangers = [rank for rank in members if not 0 <= rank < self._size]
+        strangers = [rank for rank in members if rank < 0 or (rank >= self._size and not self._grows)]
         if strangers:
             raise ValueError(f"the ranks of this job are 0 to {self._size - 1}, got {strangers} in a process set")
         # Two sets of an elastic job may have the same ranks left: [1], and what is left of [1, 3].
-        if members in self._asked.values():
-            number = next(number for number, known in self._asked.items() if known == members)
+        number = next((number for number, known in self._asked.items() if known == members), None)
+        if number is not None and not (self._grows and number == GLOBAL):
             raise ValueError(
                 f"Attempted to add a duplicate process set: the ranks {list(members)} are process set {number} already"
             )
@@ -52,14 +55,20 @@ class Registry:
         members, number = self.check(ranks), self.next
         if self._freed:
             self._freed.popleft()
-        self._sets[number] = self._asked[number] = members
+        self._asked[number] = members
+        if held := self.held(members):
+            self._sets[number] = held
         return number
+
+    def held(self, asked: Ranks) -> Ranks:
+        """Return those of the ranks `asked` that the job has now."""
+        return tuple(rank for rank in asked if rank < self._size)
 
     def restore(self, number: int, asked: Ranks) -> Ranks:
         """Register a set of an elastic job's earlier generation under its number; return the ranks that it has now.
 
         Without any it keeps the number, but is not among `sets`."""
-        members = tuple(rank for rank in asked if rank < self._size)
+        members = self.held(asked)
         self._asked[number] = asked
         if members:
             self._sets[number] = members
