@@ -84,6 +84,21 @@ def check_callbacks_keep_count(rank: int, size: int) -> None:
     assert commits == [(1, 3), (2, 0), (2, 1), (2, 3), (3, 0)]
 
 
+def check_a_schedule_goes_on_in_the_middle_of_an_epoch(rank: int, size: int) -> None:
+    model = built(0)
+    state = hvd.elastic.KerasState(model, epoch=0, batch=2)  # as after a reset
+    rates: list[float] = []
+
+    class Noting(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            rates.append(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
+
+    schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False)
+    callbacks = [schedule, hvd.elastic.UpdateBatchStateCallback(state), Noting()]
+    model.fit(ROWS, ROWS[:, :1], batch_size=2, epochs=2, verbose=0, callbacks=callbacks)
+    np.testing.assert_allclose(rates, [0.15, 0.175, 0.2, 0.225, 0.25, 0.275], rtol=1e-5)
+
+
 def check_weights_that_another_callback_has_loaded_are_noticed(rank: int, size: int) -> None:
     class Loading(keras.callbacks.Callback):  # type: ignore[misc]  # as BackupAndRestore does
         def __init__(self, ranks: list[int]) -> None:

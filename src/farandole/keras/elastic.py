@@ -22,7 +22,7 @@ from farandole.core import default
 from farandole.core.operations.objects import allgather_object, broadcast_object
 from farandole.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, StateHandler, run
 from farandole.keras.backend import Model, Optimizer, Variable
-from farandole.keras.callbacks.base import Callback
+from farandole.keras.callbacks.base import BATCHES_BEFORE, Callback
 from farandole.keras.generation import generation_of
 from farandole.keras.state import broadcast_variables
 
@@ -205,8 +205,14 @@ class UpdateBatchStateCallback(_StateCallback):
         self._before, self._cut = 0, False
 
     def on_train_begin(self, logs: object = None) -> None:
-        """Note how many batches of the first epoch are done already."""
-        self._before, self._cut = self.state.batch, False
+        """Note how many batches of the first epoch are done already, also for schedules of the learning rate."""
+        self._cut = False
+        self._note_before(self.state.batch)
+
+    def _note_before(self, batches: int) -> None:
+        self._before = batches
+        if self.params is not None:
+            self.params[BATCHES_BEFORE] = batches
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         """Note the batch, and end an epoch whose first batches were done before."""
@@ -217,7 +223,8 @@ class UpdateBatchStateCallback(_StateCallback):
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         """Begin to count again."""
-        self.state.batch = self._before = 0
+        self.state.batch = 0
+        self._note_before(0)
         if self._cut:
             self.model.stop_training = self._cut = False
 

@@ -10,6 +10,9 @@ from farandole.keras.keras_3 import Distributed, take_scaler_in_front
 
 log = logging.getLogger(__name__)
 
+# In the parameters of `fit`, which its callbacks share: batches of its first epoch that an elastic job did before.
+BATCHES_BEFORE = "batches_before"
+
 
 class CallbackOfBoth(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
     """A callback of Keras 3 that `fit` of tf_keras, which is Keras 2, takes too."""

@@ -7,7 +7,7 @@ import keras
 
 from farandole.core import default
 from farandole.keras.backend import Optimizer
-from farandole.keras.callbacks.base import Callback
+from farandole.keras.callbacks.base import BATCHES_BEFORE, Callback
 from farandole.keras.generation import generation_of
 
 
@@ -61,7 +61,8 @@ class LearningRateScheduleCallback(Callback):
             return
         if not self.staircase:
             assert self._steps is not None
-            self._set_rate(self.current_epoch + batch / self._steps)
+            done = batch + (self.params or {}).get(BATCHES_BEFORE, 0)
+            self._set_rate(self.current_epoch + done / self._steps)
         elif batch == 0:
             self._set_rate(self.current_epoch)
 
