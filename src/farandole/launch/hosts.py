@@ -22,6 +22,11 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     return tuple(_host(each.strip(), *_split(each.strip(), "hosts"), "hosts") for each in text.split(","))
 
 
+def parse_host(entry: str, setting: str, slots: int) -> Host:
+    """Read one "host:2"; a host without a number has `slots`. Raises `ConfigError` naming `setting`."""
+    return _host(entry, *_split(entry, setting, slots), setting)
+
+
 def read_hostfile(path: Path, slots: int = 1) -> tuple[Host, ...]:
     """Read a file of lines "host slots=2" (or "host:2"); # begins a comment. A host without a number has `slots`.
 

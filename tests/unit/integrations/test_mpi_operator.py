@@ -183,6 +183,29 @@ def test_a_discovery_that_fails(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("job-worker-0:3", Host("job-worker-0", 3)),
+        ("[fd00::1]:3", Host("fd00::1", 3)),
+        ("[fd00::1]", Host("fd00::1", 2)),
+        ("job-worker-0:0", "'job-worker-0:0' is no host"),
+        ("job-worker-0:x", "'job-worker-0:x' is no host"),
+        ("job-worker-0:²", "'job-worker-0:²' is no host"),
+        ("job-worker-0:2:3", "'job-worker-0:2:3' is ambiguous"),
+    ],
+)
+def test_slots_that_a_discovery_prints(folder: Path, line: str, found: Host | str) -> None:
+    controller = Controller(folder)
+    controller.write(1)
+    (folder / "..1" / "discover_hosts.sh").write_text(f"echo '{line}'\n")
+    if isinstance(found, Host):
+        assert job_of(controller).discover() == (found,)
+        return
+    with pytest.raises(ConfigError, match=f"host_discovery_script: {found}"):
+        job_of(controller).discover()
+
+
+@pytest.mark.parametrize(
     "env",
     [
         {},

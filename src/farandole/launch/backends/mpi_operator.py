@@ -18,8 +18,8 @@ from farandole.errors import ConfigError, HostsError
 from farandole.launch.backend import Host, Shell, Site
 from farandole.launch.backends.kubexec import Kubexec
 from farandole.launch.backends.ssh import AT_ONCE, Ssh
-from farandole.launch.hosts import fill_slots, read_hostfile
-from farandole.launch.scripts import run_script
+from farandole.launch.hosts import fill_slots, parse_host, read_hostfile
+from farandole.launch.scripts import OPTION, run_script
 
 log = logging.getLogger(__name__)
 
@@ -96,14 +96,15 @@ class OperatorJob(Site):
         """Return the hosts whose pods run now, as `discover_hosts.sh` names them, in the order of the host file.
 
         The script orders hosts by name, so that worker 10 precedes worker 2. If its lines have no slots, those of the
-        host file or of the environment count. Raises `ConfigError` if the script is missing or fails."""
+        host file or of the environment count. Raises `ConfigError` if the script is missing or fails, or prints a line
+        that names no host."""
         script = self.hostfile.with_name(DISCOVERY)
         lines = run_script(script)
         listed = {host.name: host.slots for host in read_hostfile(self.hostfile, self.slots)}
         running: dict[str, int] = {}
         for line in lines:
-            name, _, slots = line.partition(":")
-            running[name] = int(slots) if slots.isdigit() else listed.get(name, self.slots)
+            host = parse_host(line, OPTION, listed.get(line.strip("[]"), self.slots))
+            running[host.name] = host.slots
         ordered = [*(name for name in listed if name in running), *(name for name in running if name not in listed)]
         return tuple(Host(name, running[name]) for name in ordered)
 
