@@ -92,9 +92,11 @@ def test_a_configuration_that_cannot_be_is_refused(given: dict[str, Any], senten
 def test_a_task_starts_with_the_pods_that_have_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: int, ranks: int
 ) -> None:
-    """No fewer than `min_workers`, no more than `num_workers`."""
+    """No fewer than `min_workers`, no more than `num_workers`. If too few have come, a retry may help."""
     from flytekit import FlyteContextManager
     from flytekit.core.context_manager import ExecutionState
+    from flytekit.exceptions.user import FlyteRecoverableException
+    from flytekit.models.literals import LiteralMap
 
     from farandole.errors import HostsError
     from farandole.integrations.flyte import Farandole, FarandoleTask
@@ -114,6 +116,8 @@ def test_a_task_starts_with_the_pods_that_have_come(
     operator.write(3, running=1)
     with pytest.raises(HostsError, match="job-worker-1"):
         made._backend(cluster.build(), config.settings()[0])
+    with FlyteContextManager.with_context(cluster), pytest.raises(FlyteRecoverableException, match="job-worker-1"):
+        made.execute(literals=LiteralMap(literals={}))
 
 
 @pytest.mark.native

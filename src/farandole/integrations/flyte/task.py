@@ -19,7 +19,7 @@ from flytekitplugins.kfmpi.task import MPIFunctionTask
 
 from farandole.config import Config
 from farandole.cores import available_cores
-from farandole.errors import ConfigError
+from farandole.errors import ConfigError, HostsError
 from farandole.integrations.flyte.ranks import (
     FlyteCall,
     Outcome,
@@ -139,7 +139,8 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
 
         The outputs are Python values if the inputs are, as with `map_task`, and literals otherwise. Rank 0's decks are
         added to the task's. Raises `RankFailed`, or `FlyteRecoverableException` if a retry may help: if the rank's
-        process or host was lost, or if the rank raised that error. Raises `IgnoreOutputs` if rank 0 raised it."""
+        process or host was lost, if pods cannot be used, or if the rank raised that error. Raises `IgnoreOutputs` if
+        rank 0 raised it."""
         ctx = FlyteContextManager.current_context()
         literals = kwargs.get(_LITERALS)
         if isinstance(literals, LiteralMap):
@@ -150,6 +151,12 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
         return values if len(values) > 1 else next(iter(values), None)
 
     def _run(self, ctx: FlyteContext, literals: LiteralMap) -> LiteralMap:
+        try:
+            return self._run_ranks(ctx, literals)
+        except HostsError as error:
+            raise FlyteRecoverableException(str(error)) from error  # the pods of the next attempt are new ones
+
+    def _run_ranks(self, ctx: FlyteContext, literals: LiteralMap) -> LiteralMap:
         settings, given = self.farandole.settings()
         backend, ranks = self._backend(ctx, settings)
         environment = with_settings(variables_of_ranks({**os.environ, **self.farandole.env}), settings, given)
