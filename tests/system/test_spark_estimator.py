@@ -275,6 +275,18 @@ def test_vectors_booleans_two_labels_and_their_columns(spark: SparkSession) -> N
         np.testing.assert_allclose(row["value.out"], value.item(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["__farandole_predicted", "__Farandole_Predicted"])
+def test_transform_keeps_columns_of_any_name(spark: SparkSession, name: str) -> None:
+    """The column that `transform` makes and drops does not replace one of the user's, nor an output."""
+    model = TorchModel(model=line(), feature_columns=["x"], label_columns=["y"])
+    predicted = model.transform(points(spark, 4).withColumn(name, 2 * col("id"))).orderBy("id")
+    assert predicted.columns == ["x", "y", "id", name, "y__output"]
+    assert [(row[name], row["y__output"]) for row in predicted.collect()] == [
+        (2 * i, 0.25 + 0.5 * (i % 7 + i % 3)) for i in range(4)
+    ]
+    assert model.setOutputCols([name]).transform(points(spark, 4)).columns == ["x", "y", "id", name]
+
+
 def test_outputs_are_what_stages_of_spark_take(spark: SparkSession, tmp_path: Path) -> None:
     """Outputs are vectors for a label of vectors and doubles for a label of numbers, as Spark's evaluators require."""
     rows = [(Vectors.dense([n % 2, 1 - n % 2]), float(n % 2), [float(n % 2)] * 2) for n in range(8)]

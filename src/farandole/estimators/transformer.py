@@ -192,12 +192,21 @@ def add_columns(
         return predictor(batches)
 
     udf = pandas_udf(predict, schema)  # type: ignore[call-overload]
-    predicted = dataset.withColumn(_PREDICTED, udf(*[numbers_without_nulls(dataset.schema, name) for name in features]))
+    struct = _free_name(dataset, names)
+    predicted = dataset.withColumn(struct, udf(*[numbers_without_nulls(dataset.schema, name) for name in features]))
     outputs = [
-        _converted(_with_nan(F.col(_PREDICTED).getField(field), kind), kind, to).alias(name)
+        _converted(_with_nan(F.col(struct).getField(field), kind), kind, to).alias(name)
         for field, name, kind, to in zip(fields, names, types, wanted or types, strict=True)
     ]
-    return predicted.select("*", *outputs).drop(_PREDICTED)
+    return predicted.select("*", *outputs).drop(struct)
+
+
+def _free_name(dataset: DataFrame, names: Sequence[str]) -> str:
+    """Return a name that is neither a column's of the DataFrame nor among `names`."""
+    taken, new, name = taken_names(dataset), {each.lower() for each in names}, _PREDICTED
+    while taken(name) or name in new:
+        name += "_"
+    return name
 
 
 def _with_nan(column: Column, kind: str) -> Column:
