@@ -112,6 +112,20 @@ def test_an_elastic_horovod_job_has_limits_of_its_own() -> None:
     for wrong in ({"min_workers": 3}, {"min_workers": 0}, {"max_workers": 1}):
         with pytest.raises(ConfigError, match="is 2, and must lie between"):
             elastic_job(**wrong)
+    for broken in ({"min_workers": "1"}, {"min_workers": 1.5}, {"min_workers": None}, {"max_workers": 2.5}):
+        with pytest.raises(ConfigError, match="_workers: must be a whole number, got"):
+            elastic_job(**broken)
+
+
+def test_an_elastic_horovod_job_has_one_launcher() -> None:
+    from flytekitplugins.kfmpi import Launcher, Worker
+
+    from farandole.integrations.flyte import ElasticHorovodJob
+
+    launcher = Launcher(image="registry/launcher:1")
+    made = ElasticHorovodJob(launcher=launcher, worker=Worker(replicas=2))
+    assert (made.launcher.replicas, made.launcher.image, launcher.replicas) == (1, "registry/launcher:1", None)
+    assert "--max-np" in command_of(ElasticHorovodJob(worker=Worker(replicas=4), min_workers=2))
 
 
 @pytest.mark.native
