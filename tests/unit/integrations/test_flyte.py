@@ -65,6 +65,30 @@ def test_it_asks_for_the_pods_of_an_mpi_job() -> None:
     assert theirs.get_command(settings())[-len(command) : -1] == command[:-1]  # behind mpirun; the last is the name
 
 
+def test_workers_have_the_resources_of_the_task() -> None:
+    """If the configuration has none. With the empty resources of the plug-in they would get those of the platform."""
+    from flytekit import Resources, task
+
+    from farandole.integrations.flyte import Farandole
+
+    def resources(config: Farandole, **given: Resources) -> dict[str, Any]:
+        @task(task_config=config, **given)
+        def test_task() -> int:
+            return 1
+
+        custom = custom_of(test_task)
+        assert custom["launcherReplicas"]["resources"] == {}
+        found: dict[str, Any] = custom["workerReplicas"]["resources"]
+        return found
+
+    cpu, gpu = [{"name": "CPU", "value": "3"}], [{"name": "GPU", "value": "1"}]
+    given = {"requests": Resources(cpu="3"), "limits": Resources(gpu="1")}
+    assert resources(Farandole(num_workers=2), **given) == {"requests": cpu, "limits": gpu}
+    assert resources(Farandole(num_workers=2), resources=Resources(cpu="3")) == {"requests": cpu}
+    own = Farandole(num_workers=2, requests=Resources(cpu="8"))
+    assert resources(own, **given) == {"requests": [{"name": "CPU", "value": "8"}], "limits": gpu}
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

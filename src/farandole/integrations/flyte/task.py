@@ -47,9 +47,9 @@ class Farandole:
 
     `num_workers` pods run `slots` ranks each. If fewer pods are ready within `start_timeout`, but at least
     `min_workers`, the task starts with these; a retry counts the pods anew. `requests` and `limits` are for a worker's
-    pod, `launcher_requests` and `launcher_limits` for the pod that starts the ranks. With `restart` that pod is
-    restarted if it is lost, and its ranks read rank 0's latest checkpoint. A local execution runs `local_ranks` ranks;
-    None: as many as in the cluster, but at most one per core, or two on a single core.
+    pod, by default those of `@task`; `launcher_requests` and `launcher_limits` are for the pod that starts the ranks.
+    With `restart` that pod is restarted if it is lost, and its ranks read rank 0's latest checkpoint. A local execution
+    runs `local_ranks` ranks; None: as many as in the cluster, but at most one per core, or two on a single core.
     """
 
     num_workers: int
@@ -124,6 +124,10 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
     def __init__(self, task_config: Farandole, task_function: Callable[..., object], **kwargs: object) -> None:
         super().__init__(task_config=task_config.mpi_job(), task_function=task_function, **kwargs)
         self.farandole = task_config
+        # The cluster's plug-in would give workers without resources of their own none, and not the task's.
+        worker = self.task_config.worker
+        worker.requests = worker.requests or self.resources.requests
+        worker.limits = worker.limits or self.resources.limits
 
     def get_command(self, settings: SerializationSettings) -> list[str]:
         """Return the command of the launcher's pod, which is Flyte's own, because `execute` starts the ranks."""
