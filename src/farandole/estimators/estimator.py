@@ -1,9 +1,11 @@
 """Base class of all estimators, which fit a model to rows on the ranks of a Spark barrier stage or of this machine."""
 
+import json
 import logging
 import os
 import secrets
 import time
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -126,12 +128,14 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[ParamMap]) -> Iterator[tuple[int, M]]:
         """Return an iterator over (index, model) for the maps of parameters, as pyspark.ml does.
 
-        Raises `ConfigError` if several fits would share a run id in the store: a fit would resume another one's run."""
+        Raises `ConfigError` if several fits would share a run id in the store: a fit would resume another one's run.
+        Warns of values with which pyspark.ml cannot save the grid of a `CrossValidator`."""
         own = [given[self.run_id] for given in paramMaps if given.get(self.run_id) is not None]
         # Even a single map may stand for several fits: a CrossValidator calls this method for each fold.
         shared = self.getRunId() is not None and not all(self.run_id in given for given in paramMaps)
         if self.getStore() is not None and (shared or len(set(own)) < len(own)):
             raise ConfigError("run_id", "names one run, which each of several fits would resume; leave it out")
+        _warn_of_unsaved(paramMaps)
         fits: Iterator[tuple[int, M]] = super().fitMultiple(dataset, paramMaps)
         return fits
 
@@ -349,3 +353,19 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         if plan.store is not None and path is not None and not plan.store.exists(path):
             log.warning("rank 0 wrote %s, which the driver does not see; use a store that all hosts share", path)
         return checkpoint
+
+
+def _warn_of_unsaved(maps: Sequence[ParamMap]) -> None:
+    """Warn of parameters whose values JSON does not hold, before the fits: pyspark.ml writes a grid as JSON."""
+    unsaved: set[str] = set()
+    for param, value in (item for each in maps for item in each.items()):
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            unsaved.add(param.name)
+    if unsaved:
+        text = (
+            f"a CrossValidator or TrainValidationSplit with this grid can be fitted, but not saved: JSON does not hold "
+            f"the values of {', '.join(sorted(unsaved))}; save the bestModel of the fitted one"
+        )
+        warnings.warn(text, stacklevel=3)  # shown once, though a CrossValidator fits the grid for each fold

@@ -356,6 +356,14 @@ def test_fits_of_a_grid_do_not_share_a_run(tmp_path: Path) -> None:
     assert estimator.setStore(None).fitMultiple(None, [{}])  # type: ignore[arg-type]
 
 
+def test_a_grid_that_pyspark_cannot_save_is_named() -> None:
+    """pyspark.ml would raise "Object of type function is not JSON serializable" after all fits."""
+    estimator = TorchEstimator()
+    losses = [torch.nn.functional.mse_loss, torch.nn.functional.l1_loss]
+    with pytest.warns(UserWarning, match=r"not saved: JSON does not hold the values of loss; save the bestModel"):
+        estimator.fitMultiple(None, [{estimator.loss: each, estimator.epochs: 2} for each in losses])  # type: ignore[arg-type]
+
+
 def test_secrets_among_the_ranks_variables_are_not_saved(caplog: pytest.LogCaptureFixture) -> None:
     env = {"HF_TOKEN": "hidden", "AWS_SECRET_ACCESS_KEY": "hidden too", "TOKENIZERS_PARALLELISM": "false"}
     backend = SparkBackend(num_proc=2, env=env, verbose=2)
