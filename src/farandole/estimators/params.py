@@ -41,7 +41,7 @@ class EstimatorParams(ForeignParams):
     setLabelCols, getLabelCols = required(label_cols)
 
     sample_weight_col: Parameter[str, str] = Parameter(
-        "column of numbers, the weights of the rows' losses", checks.text
+        "column of numbers, the weights of the rows' losses, not of their metrics", checks.text
     )
     setSampleWeightCol, getSampleWeightCol = optional(sample_weight_col)
 
