@@ -1,6 +1,7 @@
 """Checks of the trainer of `KerasEstimator` on two ranks, with rows from files and without Spark."""
 
 import importlib
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,19 @@ def check_validation_callbacks_and_stopping(rank: int, size: int, folder: Path) 
     assert every[0] == every[-1], "callbacks see values of all ranks"
     model = keras.saving.load_model(folder / "store/runs/here/mine.keras", compile=False)
     np.testing.assert_array_equal(model.get_weights()[0], weights_of(trainer)[0])
+
+
+def check_only_a_rank_that_writes_files_has_a_folder(rank: int, size: int, folder: Path) -> None:
+    """A rank that is killed leaves its folder behind."""
+    columns = points(4)
+    path = shard_of(folder, mine(columns, rank, size))
+    for callback, own in ((None, 0), (keras.callbacks.ModelCheckpoint("mine.keras"), int(rank == 0))):
+        store = Store.create(str(folder / f"store{callback is None}"))
+        job = job_of(line(), columns, epochs=1, store=store, checkpoint_callback=callback)
+        with mock.patch.object(tempfile, "TemporaryDirectory", wraps=tempfile.TemporaryDirectory) as made:
+            trained(job, path)
+        prefixes = [each.kwargs.get("prefix") for each in made.call_args_list]
+        assert prefixes.count("farandole-checkpoints-") == own
 
 
 def check_a_resumed_run_keeps_a_better_model(rank: int, size: int, folder: Path) -> None:

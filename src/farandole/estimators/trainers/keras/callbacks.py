@@ -129,13 +129,16 @@ class EpochValues(CallbackOfBoth):
 
 
 class EpochEnd(CallbackOfBoth):
-    """Callback after the user's: ends the epoch on all ranks, and stops all of them when one stops."""
+    """Callback after the user's: ends the epoch on all ranks, and stops all of them when one stops.
 
-    def __init__(self, trainer: _Trainer, folder: Path) -> None:
+    `folder` has the files of the user's ModelCheckpoint; None: this rank writes none."""
+
+    def __init__(self, trainer: _Trainer, folder: Path | None) -> None:
         super().__init__()
         self._trainer, self._run = trainer, trainer.run
-        store = self._run.plan.store
-        self._mirror = None if store is None else Mirror(folder, store, store.get_run_path(self._run.plan.run_id))
+        plan, self._mirror = self._run.plan, None
+        if plan.store is not None and folder is not None:
+            self._mirror = Mirror(folder, plan.store, plan.store.get_run_path(plan.run_id))
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         """Upload the files that the user's ModelCheckpoint has written, and write the checkpoint. A collective."""

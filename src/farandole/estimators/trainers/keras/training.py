@@ -130,11 +130,13 @@ class KerasTrainer:
             jit_compile="auto" if keras.config.backend() == "jax" else False,
         )
         with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-checkpoints-"))
+            folder = None  # a rank that is killed leaves its folder behind, so only one that writes files has one
+            if job.checkpoint_callback is not None and run.rank == 0:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-checkpoints-")))
             if self._module is not None and run.epochs:
                 stack.enter_context(self._module.opened())
                 self._probe(self._module.first())
-            callbacks = [EpochValues(self), *job.callbacks, *self._checkpoints(Path(folder))]
+            callbacks = [EpochValues(self), *job.callbacks, *self._checkpoints(folder)]
             self.model.fit(
                 self._batches(),
                 steps_per_epoch=run.steps,
@@ -142,7 +144,7 @@ class KerasTrainer:
                 epochs=run.last,
                 validation_data=self._held() if run.validation_steps else None,
                 validation_steps=run.validation_steps or None,
-                callbacks=[*callbacks, EpochEnd(self, Path(folder))],
+                callbacks=[*callbacks, EpochEnd(self, folder)],
                 verbose=0,
                 shuffle=False,
             )
@@ -231,9 +233,9 @@ class KerasTrainer:
             return self._fitted(self._module.held(index))
         return self.batch(self.run.validation_batch(index), training=False)
 
-    def _checkpoints(self, folder: Path) -> list[keras.callbacks.Callback]:
+    def _checkpoints(self, folder: Path | None) -> list[keras.callbacks.Callback]:
         callback = self.job.checkpoint_callback
-        if callback is None or self.run.rank != 0:
+        if callback is None or folder is None:
             return []
         callback.filepath = str(folder / Path(str(callback.filepath or "best.keras")).name)
         if self._best is not None:
