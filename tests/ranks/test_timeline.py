@@ -23,7 +23,6 @@ import farandole.numpy as hvd
 from farandole._native import TraceText
 from farandole.compat.speech import Speech
 from farandole.config import Config
-from farandole.core import default
 from farandole.core.context import Context
 from farandole.core.default import use
 from farandole.core.monitoring.timeline import BUSY_BYTES, BUSY_SECONDS, QUIET_SECONDS, Timeline
@@ -240,10 +239,7 @@ def test_a_generation_keeps_the_timeline_of_the_one_before(tmp_path: Path) -> No
     assert tensors(tmp_path / "trace.generation1.json") == ["allreduce.in_1"]
 
 
-def test_a_timeline_started_in_each_generation_of_an_elastic_job_keeps_those_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(default, "is_elastic", lambda: True)
+def test_a_timeline_started_in_each_generation_of_an_elastic_job_keeps_those_before(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     for generation in (0, 1):
         context = Context(SoloRendezvous(generation))

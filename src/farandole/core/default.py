@@ -23,7 +23,6 @@ from farandole.meeting.launched import find_rendezvous
 from farandole.meeting.launched.communicators import Communicator, is_communicator, spans
 from farandole.meeting.launched.elastic import ElasticRendezvous, MemberEnvironment
 from farandole.meeting.rendezvous import Rendezvous
-from farandole.timeline.files import generation_path
 from farandole.topology import Topology
 
 __all__ = [
@@ -390,10 +389,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     is complete after `stop_timeline`, `shutdown` or the next `start_timeline`. `mark_cycles` marks each plan, because
     farandole has no cycles. Raises `NotInitializedError` before `init()`. Raises `ConfigError` if the file cannot be
     opened; a timeline that is being written then goes on. A failed write later is logged and ends the timeline."""
-    here = context()
-    # A function of `elastic.run` is called again, and must not lose the events before a rank was lost.
-    path = generation_path(file_path, here.rendezvous.generation) if is_elastic() else file_path
-    here.timeline.start(path, mark_plans=mark_cycles)
+    context().timeline.start(file_path, mark_plans=mark_cycles)
 
 
 def stop_timeline() -> None:

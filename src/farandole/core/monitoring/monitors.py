@@ -12,7 +12,6 @@ from farandole.core.monitoring.metrics import Metrics
 from farandole.core.monitoring.stalls import StallInspector
 from farandole.core.monitoring.stopped import StoppedRanks
 from farandole.core.monitoring.timeline import Timeline
-from farandole.timeline.files import generation_path
 from farandole.topology import Topology
 
 if TYPE_CHECKING:
@@ -26,18 +25,18 @@ DYNAMIC = "DYNAMIC"  # Horovod's value for a timeline that `start_timeline` star
 class Monitors:
     """Timeline, stall inspector and metrics of one rank, watch over others of its host, and autotune on rank 0.
 
-    The constructor opens the files that `config` names; each generation of an elastic job has a timeline of its own,
-    because a file would otherwise lose the events before a rank was lost. It raises `ConfigError` if a file cannot be
-    written, if `autotune_log` is not a log of autotune, or if autotune lacks a package."""
+    The constructor opens the files that `config` names; each generation of an elastic job has a timeline of its own. It
+    raises `ConfigError` if a file cannot be written, if `autotune_log` is not a log of autotune, or if autotune lacks a
+    package."""
 
     def __init__(self, rank: int, size: int, host: str, config: Config, generation: int = 0) -> None:
-        self.timeline, self.metrics, self._stalls = Timeline(rank, size, host), Metrics(), StallInspector(config)
+        self.timeline = Timeline(rank, size, host, generation)
+        self.metrics, self._stalls = Metrics(), StallInspector(config)
         self._watches_host, self._stopped = config.stall_seconds > 0, StoppedRanks({})
         self._tuner = _make_tuner(config) if config.autotune and rank == 0 else None
         if config.timeline is not None and config.timeline != DYNAMIC:
-            path = config.timeline if generation == 0 else generation_path(config.timeline, generation)
             try:
-                self.timeline.start(path, mark_plans=config.timeline_mark_cycles)
+                self.timeline.start(config.timeline, mark_plans=config.timeline_mark_cycles)
             except BaseException:
                 self.quiet()
                 raise

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from farandole._native import Engine, TraceText
 from farandole.core.monitoring.trace_file import TraceFile
 from farandole.errors import ConfigError, EngineClosed, InvalidRequest
-from farandole.timeline.files import timeline_path
+from farandole.timeline.files import generation_path, timeline_path
 from farandole.timeline.names import Spelling
 
 log = logging.getLogger(__name__)
@@ -28,10 +28,11 @@ class Timeline:
 
     The file can be read at any time. It has an event within 0.1 s while the job is quiet, and within 0.5 s while the
     job runs more than some 4,000 operations a second. It also holds the number of ranks, `size`, and `host`, because
-    ranks of one host share a clock."""
+    ranks of one host share a clock. Each `generation` of an elastic job has files of its own: a program's function is
+    called again in each, and must not lose the events before a rank was lost."""
 
-    def __init__(self, rank: int, size: int, host: str) -> None:
-        self._rank, self._process = rank, os.getpid()
+    def __init__(self, rank: int, size: int, host: str, generation: int = 0) -> None:
+        self._rank, self._generation, self._process = rank, generation, os.getpid()
         self._about = {"name": f"rank {rank}", "host": host, "size": size}
         self._engines: dict[Engine, str] = {}
         self._file: TraceFile | None = None  # the file that is being written
@@ -44,7 +45,7 @@ class Timeline:
         self._thread: threading.Thread | None = None
 
     def start(self, path: str | os.PathLike[str], *, mark_plans: bool = False) -> None:
-        """Complete the current file, if any, and write events from now on to `timeline_path(path, rank)`.
+        """Complete the current file, if any, and write events from now on to the file of `path` for this rank.
 
         With `mark_plans` each plan is marked. Raises `ConfigError` if the file cannot be opened, and `RuntimeError` if
         the system refuses a thread; the current file then goes on. Raises `InvalidRequest` in a process forked from the
@@ -52,7 +53,7 @@ class Timeline:
         self._require_own_process()
         if os.path.isdir(path) or os.fspath(path).endswith(os.sep):  # a path drops the last slash
             raise ConfigError("timeline", f"{os.fspath(path)} is a folder; name a file in it")
-        where = timeline_path(path, self._rank)
+        where = timeline_path(generation_path(path, self._generation), self._rank)
         with self._changing:
             if self._closed:
                 raise EngineClosed("it was shut down")
