@@ -15,16 +15,11 @@ MOST_SLOTS = 1 << 20  # of a host, and the most ranks of a job; larger numbers w
 _NO_SLOTS = ("max_slots", "max-slots", "slots_max", "slots-max")
 
 
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Read "host1:2,host2:4,[fd00::1]:2"; a host without a number has one slot."""
+def parse_hosts(text: str, setting: str = "hosts", slots: int = 1) -> tuple[Host, ...]:
+    """Read "host1:2,host2:4,[fd00::1]:2"; a host without a number has `slots`. Errors name `setting`."""
     if not isinstance(text, str):
-        raise ConfigError("hosts", f"must be a text such as 'host1:2,host2:2', got {text!r}")
-    return tuple(_host(each.strip(), *_split(each.strip(), "hosts"), "hosts") for each in text.split(","))
-
-
-def parse_host(entry: str, setting: str, slots: int) -> Host:
-    """Read one "host:2"; a host without a number has `slots`. Raises `ConfigError` naming `setting`."""
-    return _host(entry, *_split(entry, setting, slots), setting)
+        raise ConfigError(setting, f"must be a text such as 'host1:2,host2:2', got {text!r}")
+    return tuple(_host(each.strip(), *_split(each.strip(), setting, slots), setting) for each in text.split(","))
 
 
 def read_hostfile(path: Path, slots: int = 1) -> tuple[Host, ...]:
@@ -109,7 +104,7 @@ def _is_ipv6(name: str) -> bool:
     return True
 
 
-def _split(entry: str, setting: str, default: int = 1) -> tuple[str, str]:
+def _split(entry: str, setting: str, default: int) -> tuple[str, str]:
     name, colon, slots = entry.rpartition(":")
     if not colon or slots.endswith("]"):
         return entry, str(default)

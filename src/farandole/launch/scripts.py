@@ -33,8 +33,4 @@ def run_script(script: Path) -> Sequence[str]:
 
 def parse_script_hosts(lines: Sequence[str], slots: int) -> tuple[Host, ...]:
     """Return the hosts in `lines`, each "host" or "host:slots"; a host without a number has `slots`."""
-    found: list[Host] = []
-    for line in lines:
-        bare = ":" not in line or line.endswith("]")
-        found += parse_hosts(f"{line}:{slots}" if bare else line)
-    return tuple(found)
+    return tuple(host for line in lines for host in parse_hosts(line, OPTION, slots))

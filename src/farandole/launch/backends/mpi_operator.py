@@ -18,8 +18,8 @@ from farandole.errors import ConfigError, HostsError
 from farandole.launch.backend import Host, Shell, Site
 from farandole.launch.backends.kubexec import Kubexec
 from farandole.launch.backends.ssh import AT_ONCE, Ssh
-from farandole.launch.hosts import fill_slots, parse_host, read_hostfile
-from farandole.launch.scripts import OPTION, run_script
+from farandole.launch.hosts import fill_slots, read_hostfile
+from farandole.launch.scripts import parse_script_hosts, run_script
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +103,8 @@ class OperatorJob(Site):
         listed = {host.name: host.slots for host in read_hostfile(self.hostfile, self.slots)}
         running: dict[str, int] = {}
         for line in lines:
-            host = parse_host(line, OPTION, listed.get(line.strip("[]"), self.slots))
-            running[host.name] = host.slots
+            for host in parse_script_hosts([line], listed.get(line.strip("[]"), self.slots)):
+                running[host.name] = host.slots
         ordered = [*(name for name in listed if name in running), *(name for name in running if name not in listed)]
         return tuple(Host(name, running[name]) for name in ordered)
 
