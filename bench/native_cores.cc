@@ -25,9 +25,14 @@ struct alignas(128) Line {
   std::atomic<uint32_t> turn{0};
 };
 
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "native_cores: %s\n", what);
+  std::exit(1);
+}
+
 std::vector<int> cores() {
   cpu_set_t allowed;
-  sched_getaffinity(0, sizeof allowed, &allowed);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) fail("the cores of this process cannot be read");
   std::vector<int> found;
   for (int core = 0; core < CPU_SETSIZE; ++core)
     if (CPU_ISSET(core, &allowed)) found.push_back(core);
@@ -38,7 +43,7 @@ void stay_on(int core) {
   cpu_set_t only;
   CPU_ZERO(&only);
   CPU_SET(core, &only);
-  pthread_setaffinity_np(pthread_self(), sizeof only, &only);
+  if (pthread_setaffinity_np(pthread_self(), sizeof only, &only) != 0) fail("a thread cannot be bound to a core");
 }
 
 /// Waits for each even turn, or each odd one, and gives the word back.

@@ -6,7 +6,6 @@ import platform
 import random
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -104,11 +103,9 @@ def _processor() -> str:
 
 
 def _between_cores() -> list[str]:
-    """Return what bench/native_cores.cc prints, nothing if it was not built (tools/bench.sh builds it)."""
-    program = RESULTS.parents[1] / "build" / "bench" / "bench" / "native_cores"
-    if not program.exists():
-        return []
-    return subprocess.run([program, "5"], check=True, capture_output=True, text=True).stdout.splitlines()
+    """Return what tools/bench.sh has measured on this machine by native_cores, nothing if it has not run."""
+    measured = RESULTS.parents[1] / "build" / "bench" / "cores.txt"
+    return measured.read_text(encoding="utf-8").splitlines() if measured.exists() else []
 
 
 def _version(package: str) -> str:

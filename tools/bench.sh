@@ -26,7 +26,7 @@ fi
 
 cmake -S . -B "$FOLDER" -DFARANDOLE_PYTHON=OFF -DFARANDOLE_BENCH=ON >/dev/null
 cmake --build "$FOLDER" --parallel "$(nproc)" >/dev/null
-"$FOLDER/bench/native_cores"
+"$FOLDER/bench/native_cores" | tee "$FOLDER/cores.txt" # each result holds it
 mkdir -p bench/results
 touch build/bench/started
 failed=()
