@@ -12,8 +12,10 @@
 The hosts need root and sshd. Prints tables and writes bench/results/*-many.json."""
 
 import argparse
+import json
 import multiprocessing
 import os
+import random
 import resource
 import selectors
 import socket
@@ -39,7 +41,7 @@ from farandole.meeting.addresses import split_address
 from farandole.meeting.frames import LENGTH, Steps, encode, frame
 from farandole.meeting.handshake import handshake_steps, new_secret
 from farandole.meeting.rounds import Caller, decode_result
-from farandole.meeting.server import RendezvousServer, Request
+from farandole.meeting.server import RendezvousServer, Request, result_limit
 from helpers.ssh_hosts import key, net_of, problem, serve, wait_for_server, write_client_config
 
 PROGRAM = """
@@ -47,7 +49,6 @@ import farandole.numpy as hvd
 hvd.init()
 rank = hvd.rank()
 """
-PAYLOAD = bytes(400)  # about as many bytes as init() sends
 SECONDS = 120.0  # that simulated ranks wait
 FILES = 20_000  # limit of open files to set, if the system allows it
 
@@ -92,11 +93,30 @@ def start(rounds: int, local: int) -> Race:
         return race({"farandole run": lambda: until_initialized([*words, sys.executable], PROGRAM, size)}, rounds)
 
 
+def payload(rank: int) -> bytes:
+    """Return a payload like that of `init()`: its names and settings are the same for all ranks, its addresses are not.
+
+    The ranks of eight are on one host."""
+    some = random.Random(rank)
+    card = {
+        "host": f"node{rank // 8}#{random.Random(rank // 8).getrandbits(48):012x}",
+        "unix": f"{some.getrandbits(48):012x}",
+        "tcp": f"10.1.{rank // 2048}.{rank // 8 % 256}:{some.randint(32768, 60999)}",
+        "flat": False,
+        "slot_bytes": 131072,
+        "chunk": 131072,
+        "is_chunk_chosen": False,
+        "cores": {"affinity": "ffff", "quota": 0},
+        "offer": {"setting": "auto", "fabric": "", "address": "", "reason": ""},
+    }
+    return json.dumps(["_Card", card, {}]).encode()
+
+
 def conversation(secret: bytes, rank: int, size: int) -> Steps[None]:
     """Yield the bytes that a rank sends and the numbers of bytes that it reads, up to the length of the answer."""
     me = encode(Caller(rank=rank, size=size, generation=0, round=0))
     yield from handshake_steps(secret, me=me, accept=False, where="the rendezvous")
-    yield frame(encode(Request(SECONDS, False, PAYLOAD)))
+    yield frame(encode(Request(SECONDS, False, payload(rank))))
 
 
 class SimulatedRank:
@@ -177,7 +197,8 @@ def simulated(address: str, secret: bytes, size: int) -> tuple[float, int]:
                 selector.unregister(rank.sock)
                 rank.sock.close()
     seconds = time.monotonic() - started
-    assert decode_result(bytes(kept), address) == [PAYLOAD] * size, "the ranks got other payloads"
+    answer = decode_result(bytes(kept), address, result_limit(size))
+    assert answer == [payload(rank) for rank in range(size)], "the ranks got other payloads"
     return seconds, retried
 
 

@@ -85,6 +85,7 @@ class _Unproven:
     def __init__(self, sock: socket.socket, source: str, where: str) -> None:
         self.sock, self.source, self.where = sock, source, where
         self.deadline = time.monotonic() + HANDSHAKE_TIMEOUT.total_seconds()
+        self.watched = False  # by the selector
         self.steps: Steps[bytes] | None = None  # set once the peer has sent data
         self.inbox = bytearray()
         self.wanted = HEAD_BYTES
@@ -259,6 +260,7 @@ class Acceptor:
         self._advance(peer)
         if sock in self._unproven:
             self._selector.register(sock, selectors.EVENT_READ)
+            peer.watched = True
 
     def _evict(self, why: str) -> None:
         """Refuse the unproven connection with the lowest priority."""
@@ -318,7 +320,7 @@ class Acceptor:
         del self._unproven[peer.sock]
         self._silent.remove(peer)
         self._speaking.remove(peer)
-        with contextlib.suppress(KeyError):  # it was never registered
+        if peer.watched:
             self._selector.unregister(peer.sock)
 
 

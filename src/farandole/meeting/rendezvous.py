@@ -168,13 +168,14 @@ class TcpRendezvous(Rendezvous):
             raise RendezvousError("the rendezvous was closed", where=self.address)
 
     def _ask(self, sock: socket.socket, payload: bytes, deadline: Deadline, stay: bool) -> RoundResult:
+        limit = result_limit(self.size)
         try:
             left = deadline.remaining()
             send(sock, Request(left, stay, payload), deadline=deadline)
-            answer = recv_frame(sock, result_limit(self.size), deadline=Deadline(timedelta(seconds=left) + GRACE))
+            answer = recv_frame(sock, limit, deadline=Deadline(timedelta(seconds=left) + GRACE))
         except (OSError, EOFError) as error:
             raise RendezvousError(f"the rendezvous broke off ({error})", where=self.address) from error
-        return decode_result(answer, self.address)
+        return decode_result(answer, self.address, limit)
 
 
 class Lifeline:
@@ -201,7 +202,7 @@ class Lifeline:
     def _listen(self) -> None:
         with contextlib.suppress(OSError, EOFError, FarandoleError):  # closed by either end
             while True:
-                answer = decode_result(recv_frame(self._sock, MAX_PAYLOAD), self._where)
+                answer = decode_result(recv_frame(self._sock, MAX_PAYLOAD), self._where, MAX_PAYLOAD)
                 assert isinstance(answer, RendezvousError)
                 self._on_loss(answer)
 

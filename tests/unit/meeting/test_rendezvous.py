@@ -2,12 +2,14 @@
 
 import contextlib
 import logging
+import os
 import queue
 import random
 import resource
 import socket
 import time
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -30,7 +32,7 @@ from farandole.meeting.rendezvous import (
     ThreadRendezvous,
     from_environment,
 )
-from farandole.meeting.rounds import Caller, Meeting, RoundResult, decode_result, encode_result
+from farandole.meeting.rounds import Caller, Meeting, RoundResult, _Packed, decode_result, encode_result
 from farandole.meeting.server import MAX_PAYLOAD, Request
 from farandole.topology import JobEnvironment
 from helpers.authentication import authenticate
@@ -152,16 +154,41 @@ class TestMeeting:
 
     @given(st.lists(st.binary(max_size=20), max_size=5))
     def test_answers_survive_the_wire(self, payloads: list[bytes]) -> None:
-        assert decode_result(encode_result(payloads), "here") == payloads
+        assert decode_result(encode_result(payloads), "here", 1 << 30) == payloads
+
+    @pytest.mark.parametrize("payload", [b"alike" * 50, bytes(range(250))])
+    def test_answers_of_many_ranks_survive_the_wire_in_few_bytes(self, payload: bytes) -> None:
+        written = encode_result([payload] * 4096)
+        assert decode_result(written, "here", 1 << 21) == [payload] * 4096
+        assert len(written) < 4096 * 250 / 20
+
+    def test_answers_that_cannot_be_compressed_stay_as_they_are(self) -> None:
+        payloads = [os.urandom(250) for _ in range(4096)]
+        written = encode_result(payloads)
+        assert decode_result(written, "here", 1 << 21) == payloads
+        assert 4096 * 250 < len(written) < 4096 * 260
+
+    @pytest.mark.parametrize("harm", ["large", "cut", "changed", "followed"])
+    def test_a_packed_answer_that_is_damaged_or_too_large_is_an_error(self, harm: str) -> None:
+        content = encode_result([b"a"])
+        packed = zlib.compress(content * 1000 if harm == "large" else content)
+        if harm == "cut":
+            packed = packed[:-1]
+        if harm == "changed":
+            packed = packed[:-1] + bytes([packed[-1] ^ 1])
+        if harm == "followed":
+            packed += b"x"
+        with pytest.raises(RendezvousError, match=r"the answer cannot be read: its content is (damaged|cut short)"):
+            decode_result(encode(_Packed(packed)), "here", 1 << 10)
 
     def test_errors_survive_the_wire(self) -> None:
-        got = error_of(decode_result(encode_result(RendezvousError("they slept", (2, 5))), "10.0.0.1:4"))
+        got = error_of(decode_result(encode_result(RendezvousError("they slept", (2, 5))), "10.0.0.1:4", 1 << 20))
         assert got.args == ("they slept", (2, 5), "10.0.0.1:4")
 
     @given(st.binary(max_size=40))
     def test_any_bytes_are_an_answer_or_an_error(self, frame: bytes) -> None:
         try:
-            decode_result(frame, "")
+            decode_result(frame, "", 1 << 20)
         except RendezvousError as error:
             assert "the answer" in str(error)
 
@@ -480,8 +507,8 @@ class TestDeaths:
                 stack.callback(lifeline.close)
             raw[1].close()
             assert [lost.get(timeout=60).missing for _ in met] == [(5,)] * 4
-            assert decode_result(recv_frame(raw[0], 1 << 24), "") == [payload] * size
-            error = error_of(decode_result(recv_frame(raw[0], 1 << 24), ""))
+            assert decode_result(recv_frame(raw[0], 1 << 24), "", 1 << 24) == [payload] * size
+            error = error_of(decode_result(recv_frame(raw[0], 1 << 24), "", 1 << 24))
             assert error.missing == (5,) and "rank 5 has ended while the ranks connected" in str(error)
 
     def test_a_rank_that_ends_while_it_waits_is_named_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
