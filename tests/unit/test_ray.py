@@ -7,7 +7,9 @@ import pytest
 
 pytest.importorskip("ray")
 
-from farandole.errors import ConfigError
+from ray.exceptions import RayTaskError, UnserializableException
+
+from farandole.errors import ConfigError, RankFailed
 from farandole.ray import RayExecutor, executor
 from farandole.ray.placement import Demand, reserve
 
@@ -31,3 +33,29 @@ def test_each_value_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "ray", SimpleNamespace(wait=wait, get=get))
     assert RayExecutor(num_workers=3)._values(["a", "b", "c"]) == ["A", "B", "C"]
     assert fetched == ["c", "b", "a"]
+
+
+# As Ray writes it for an exception whose class cannot unpickle it.
+TEXT = """ray.exceptions.RayTaskError: \x1b[36mray::RankActor.run()\x1b[39m (pid=1, ip=192.0.2.2)
+           ^^^^^^^^
+  File "train.py", line 7, in train
+    raise OwnError(1, 2)
+OwnError: no such thing
+"""
+
+
+def test_a_rank_is_not_dead_if_its_exception_cannot_be_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = {"first": ValueError("cause"), "second": UnserializableException(TEXT)}
+    errors = {name: RayTaskError("run", TEXT, error) if name == "first" else error for name, error in failures.items()}
+
+    def get(reference: str) -> None:
+        raise errors[reference]
+
+    monkeypatch.setattr(executor, "ray", SimpleNamespace(wait=lambda refs, timeout: (refs[:1], refs[1:]), get=get))
+    with pytest.raises(RankFailed, match="rank 0 failed: ValueError: cause"):
+        RayExecutor(num_workers=2)._values(["first", "second"])
+    with pytest.raises(RankFailed) as caught:
+        RayExecutor(num_workers=1)._values(["second"])
+    assert str(caught.value).startswith("rank 0 failed: OwnError: no such thing\n--- traceback of rank 0 ---")
+    assert '"train.py", line 7' in str(caught.value) and "ray::" not in str(caught.value)
+    assert "cannot be unpickled here" in caught.value.__notes__[0]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError, UnserializableException
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from farandole.errors import ConfigError, RendezvousError
@@ -266,11 +266,15 @@ def _failure_of(rank: int, error: RayError) -> Failure:
             traceback=_frames_of(error),
             cause=cause,
         )
+    if isinstance(error, UnserializableException):  # it has the text alone
+        told = str(error).strip().splitlines()[-1]
+        why = "it cannot be unpickled here"
+        return Failure(rank=rank, reason=told, code=1, at=time.monotonic(), traceback=_frames_of(error), no_cause=why)
     reason = f"its process has ended: {_COLOR.sub('', str(error)).strip()}"
     return Failure(rank=rank, reason=reason, code=255, at=time.monotonic(), killed=True, cause=error)
 
 
-def _frames_of(error: RayTaskError) -> str:
+def _frames_of(error: RayError) -> str:
     """Return the rank's traceback without the lines that Ray puts above its first frame."""
     lines = _COLOR.sub("", str(error)).splitlines()
     first = next((number for number, line in enumerate(lines) if line.startswith("  File ")), len(lines))
