@@ -52,6 +52,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COMMIT = re.compile(r".*/\d{20}\.json")
 _READERS = 16
 _PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
+_ESCAPED = re.compile(rb"(\\u00[0-9A-Fa-f]{2})+")
 _ELSEWHERE = re.compile(r"/|[A-Za-z][\w+.-]*:/")  # Hadoop writes file:/a/b
 
 
@@ -149,7 +150,7 @@ class DeltaSource(TableSource):
         for name in table.metadata().partition_columns if paths else ():
             if f"partition.{name}" not in self._known.column_names:
                 raise SourceError(self._url, f"is partitioned by {name}, but its log has no values of that")
-            partitions[name] = self._known[f"partition.{name}"].to_pylist()
+            partitions[name] = [_unescaped(value) for value in self._known[f"partition.{name}"].to_pylist()]
         layout = hashlib.sha256(repr([(column.field, column.names) for column in columns]).encode()).hexdigest()[:8]
         facts = zip(*(self._known[name].to_pylist() for name in _FACTS), strict=True)
         made = []
@@ -201,6 +202,13 @@ class DeltaSource(TableSource):
             return least, most, np.full(len(least), -1)
         nulls = self._known[counts].fill_null(-1).to_numpy()
         return least, most, nulls
+
+
+def _unescaped(value: object) -> object:
+    """Return a value of a partition; bytes, which logs hold as "\\u0001\\u0002", deltalake leaves as this text."""
+    if isinstance(value, bytes) and _ESCAPED.fullmatch(value):
+        return bytes.fromhex(value.decode().replace("\\u00", ""))
+    return value
 
 
 def _version_at(files: Files, url: str, folder: str, newest: int, timestamp: datetime) -> int:

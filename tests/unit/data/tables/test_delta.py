@@ -204,6 +204,14 @@ def test_sources_can_be_pickled(tmp_path: Path) -> None:
     assert rows_of(source, COLUMNS) == as_counter(some_rows(0))
 
 
+def test_partitions_of_bytes_are_those_that_were_written(tmp_path: Path) -> None:
+    written = pa.table({"id": [1, 2, 3], "key": pa.array([b"\x00\xff", b"abc", None])})
+    write_deltalake(str(tmp_path), written, partition_by=["key"])
+    source = DeltaSource(str(tmp_path))
+    assert rows_of(source, ["id", "key"]) == as_counter(written)
+    assert rows_of(SelectedSource(source, [("key", "=", b"abc")]), ["id"]) == Counter([("2",)])
+
+
 # Tables of other writers, made by hand: deltalake writes neither column mapping nor deletion vectors.
 
 
