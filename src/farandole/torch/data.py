@@ -30,7 +30,7 @@ def as_tensor(name: str, values: Values) -> Tensor:
     """
     if isinstance(values, Ragged):
         offsets = torch.from_numpy(values.offsets)
-        return torch.nested.nested_tensor_from_jagged(torch.from_numpy(values.values), offsets)
+        return torch.nested.nested_tensor_from_jagged(as_tensor(name, values.values), offsets)
     if isinstance(values, SparseRows):
         rows = np.repeat(np.arange(len(values)), np.diff(values.offsets))
         places = torch.from_numpy(np.stack([rows, values.indices]))

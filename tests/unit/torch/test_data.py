@@ -76,6 +76,8 @@ def test_a_tensor_loader_goes_on_where_another_stood(folder: str) -> None:
 def test_ragged_and_sparse_rows(folder: str) -> None:
     ragged = as_tensor("x", Ragged(np.array([1.0, 2.0, 3.0]), np.array([0, 1, 1, 3])))
     assert [row.tolist() for row in ragged.unbind()] == [[1.0], [], [2.0, 3.0]]
+    times = as_tensor("x", Ragged(np.array([1, 2], "datetime64[ms]"), np.array([0, 2])))
+    assert [row.tolist() for row in times.unbind()] == [[1, 2]]
     sparse = SparseRows(np.array([5.0, 6.0]), np.array([2, 0]), np.array([0, 1, 1, 2]), 3)
     assert torch.equal(as_tensor("x", sparse).to_dense(), torch.from_numpy(sparse.dense()))
     with pytest.raises(DataError, match="column 'x': texts and bytes have no tensor"):
