@@ -110,15 +110,18 @@ class TransformSpec:
         # Texts and bytes are objects, as in columns that are read.
         kind = None if wanted is None else np.dtype(object) if wanted[0].kind in "US" else wanted[0]
         first = cells[0] if len(cells) else None
+        arrays = isinstance(next((cell for cell in cells if cell is not None), None), (np.ndarray, list, tuple))
+        if arrays and (nulls := sum(cell is None for cell in cells)):
+            raise DataError(name, f"the transform has left {nulls} nulls beside its arrays; fill them in it")
         if isinstance(first, (datetime.datetime, datetime.timedelta)):
             cells = _as_stored(name, cells, kind)
         if wanted is not None and None not in wanted[1]:
             return _of_shape(name, _typed(name, cells, kind), wanted[1])
-        if isinstance(first, (np.ndarray, list, tuple)):
-            arrays = [_typed(name, cell, kind) for cell in cells]
-            if len({each.shape for each in arrays}) == 1:
-                return np.stack(arrays)
-            return Ragged(np.concatenate(arrays), np.concatenate([[0], np.cumsum([len(each) for each in arrays])]))
+        if arrays:
+            made = [_typed(name, cell, kind) for cell in cells]
+            if len({each.shape for each in made}) == 1:
+                return np.stack(made)
+            return Ragged(np.concatenate(made), np.concatenate([[0], np.cumsum([len(each) for each in made])]))
         if isinstance(first, (str, bytes)):
             return np.array(cells, object)
         if wanted is None and isinstance(first, _STORED):

@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from farandole.data import FieldOptions, Loader, ParquetSource, Ragged, Reading, make_batch_reader
+from farandole.data import FieldOptions, Loader, ParquetSource, Ragged, Reading, make_batch_reader, make_reader
 from farandole.data.loading.rounds import Columns, Transform
 from farandole.data.transform import TransformSpec
 from farandole.errors import ConfigError, DataError
@@ -80,6 +80,17 @@ def test_nulls_reach_a_transform_in_another_process(tmp_path: Path) -> None:
 def test_nulls_that_a_transform_leaves_are_refused(tmp_path: Path, case: str) -> None:
     with pytest.raises(DataError, match=r"column 'x': the transform has left 1 nulls; .* nulls=\{'x': ...\}"):
         read(tmp_path, FILLED[case][0], lambda columns: columns)
+
+
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+@pytest.mark.parametrize("null", [0, 1])
+def test_null_arrays_that_a_spec_leaves_are_refused(tmp_path: Path, make: Any, null: int) -> None:
+    rows = [None, [1, 2]] if null == 0 else [[1, 2], None]
+    pq.write_table(pa.table({"x": pa.array(rows, pa.list_(pa.int64()))}), tmp_path / "0.parquet")
+    spec = TransformSpec(lambda rows: rows)
+    told = "column 'x': the transform has left 1 nulls beside its arrays; fill them"
+    with make(f"file://{tmp_path}", transform_spec=spec) as reader, pytest.raises(DataError, match=told):
+        list(reader)
 
 
 def test_floats_may_keep_their_nulls_as_nan(tmp_path: Path) -> None:
