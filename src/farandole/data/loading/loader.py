@@ -1,6 +1,7 @@
 """Loader of one rank's batches: every row once per epoch, equal steps on all ranks, resumable."""
 
 import logging
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -49,7 +50,7 @@ class Loader:
     that step's batch. With `alone`, only making the loader is collective: each rank takes batches at its own pace and
     raises only its own errors. Iterating blocks while no row is ready.
     `seed` replaces the seed of `reading`, which is 0 by default. Raises `DataError` for columns and rows, `SourceError`
-    for files, `ConfigError` for settings, `ReaderError` in an iterator that goes on after another one.
+    for files, `ConfigError` for settings, `ReaderError` in an iterator that goes on after another one, or in a fork.
     """
 
     _plan: GlobalPlan | LocalPlan
@@ -81,8 +82,7 @@ class Loader:
         self._reading, self._report = reading or Reading(), report
         if seed is not None:
             self._reading = replace(self._reading, seed=seed)
-        self._policy: Policy = policy
-        self._asked_columns = columns
+        self._policy, self._asked_columns = policy, columns
         self._known: dict[RowGroup, pa.Table] = {}  # read by `_look`; the first epoch uses it
         self._none: Columns | None = None
         self._prepare(gather)
@@ -167,9 +167,9 @@ class Loader:
                 if meter.steps == steps:
                     meter.stop()
                     self._finish(meter.metrics)
-                place = self._epoch, self._position
+                place = id(plan), self._epoch, self._position, os.getpid()  # a fork has none of the threads that read
                 yield batch
-                if meter.steps < steps and (self._plan is not plan or place != (self._epoch, self._position)):
+                if meter.steps < steps and place != (id(self._plan), self._epoch, self._position, os.getpid()):
                     raise ReaderError(MOVED)
 
     def set_epoch(self, epoch: int) -> None:

@@ -9,8 +9,8 @@ __all__ = ["MOVED", "NO_SEED", "NO_VERSION", "State"]
 NO_SEED = -1
 NO_VERSION = -1
 MOVED = (
-    "this iterator's loader was moved, by another iterator, set_epoch, load_state_dict or resize; iterate over it "
-    "anew, and make a loader for each iterator that is used at the same time"
+    "this iterator's loader was moved, by another iterator, set_epoch, load_state_dict or resize, or this process was "
+    "forked since it began; iterate over it anew, and make a loader for each iterator that is used at the same time"
 )
 
 

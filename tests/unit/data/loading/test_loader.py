@@ -1,5 +1,6 @@
 """Batches of Parquet files: every row once per epoch, on any number of ranks."""
 
+import os
 import re
 import time
 from collections import Counter
@@ -238,6 +239,17 @@ def test_an_iterator_whose_loader_was_moved_repeats_no_rows(tmp_path: Path, move
     next(batches)
     move(loader)
     with pytest.raises(ReaderError, match="iterate over it anew"):
+        next(batches)
+
+
+def test_an_iterator_does_not_wait_for_threads_that_a_fork_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tmp_path, RAGGED["even"])
+    batches = iter(Loader(ParquetSource(str(tmp_path)), batch_size=7, policy="join"))
+    next(batches)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with pytest.raises(ReaderError, match="this process was forked since it began; iterate over it anew"):
         next(batches)
 
 
