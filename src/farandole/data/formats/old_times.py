@@ -26,7 +26,7 @@ def times_as_meant(
     """Return `table`, read from these row groups of a file, with its old dates in the calendar of Arrow and NumPy.
 
     `is_julian` says which files count in another calendar. Raises `DataError` for old times in a time zone other than
-    UTC or within arrays, and for INT96 times that nanoseconds cannot hold."""
+    UTC or within arrays, and for INT96 times, also within arrays, that nanoseconds cannot hold."""
     kinds = {field.name: _item(field.type) for field in table.schema}
     names = [name for name, kind in kinds.items() if pa.types.is_timestamp(kind) or pa.types.is_date(kind)]
     if not names or not table.num_rows:
@@ -63,9 +63,7 @@ def is_julian(footer: pq.FileMetaData, *, int96: bool = False) -> bool:
 
 def _moved(column: pa.Array, footer: pq.FileMetaData, name: str, path: str) -> pa.Array:
     """Return dates or times whose day in the Julian calendar has become the same day in the Gregorian one."""
-    flat = column
-    while pa.types.is_nested(flat.type):
-        flat = flat.flatten()
+    flat = _flat(column)
     dates = pa.types.is_date(flat.type)
     zone = (footer.metadata or {}).get(b"org.apache.spark.timeZone", b"unknown")
     counted = flat.view(pa.int32() if pa.types.is_date32(flat.type) else pa.int64())
@@ -100,12 +98,15 @@ def _in_gregorian(days: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _int96_columns(footer: pq.FileMetaData, schema: pa.Schema) -> list[str]:
-    nanos = [field.name for field in schema if pa.types.is_timestamp(field.type) and field.type.unit == "ns"]
+    """Return the columns of INT96 times, and of arrays of these."""
+    kinds = {field.name: _item(field.type) for field in schema}
+    nanos = [name for name, kind in kinds.items() if pa.types.is_timestamp(kind) and kind.unit == "ns"]
     if not nanos:
         return []
     leaves = [footer.schema.column(leaf) for leaf in range(footer.num_columns)]
-    old = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
-    return [name for name in nanos if name in old]
+    old = [leaf.path for leaf in leaves if leaf.physical_type == "INT96"]
+    # The leaf of an array has a path such as "days.list.element".
+    return [name for name in nanos if any(path == name or path.startswith(f"{name}.") for path in old)]
 
 
 def _check_int96(
@@ -118,16 +119,28 @@ def _check_int96(
     with pq.ParquetFile(stream, metadata=footer, coerce_int96_timestamp_unit="us") as parquet:
         again = parquet.read_row_groups(row_groups, columns=table.column_names, use_threads=False)
     for name in table.column_names:
-        nanos, micros = (each[name].cast(pa.int64()).fill_null(0).to_numpy() for each in (table, again))
+        nanos, micros = (_numbers(each[name]) for each in (table, again))
         apart = micros - nanos // 1000
         if _OLD_ARROW.match(footer.created_by or ""):
             apart = np.where((nanos < 0) & (apart >= _WRAPPED), apart - _WRAPPED, apart)
-        if np.abs(apart).max() > 1:
+        if np.abs(apart).max(initial=0) > 1:
             raise DataError(
                 name,
                 f"{path} holds times before 1677 or after 2262 as INT96, which timestamp[ns] cannot hold; write them "
                 "as microseconds (spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS)",
             )
+
+
+def _numbers(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return times as numbers, 0 for nulls; those of arrays follow each other."""
+    chunks = [_flat(chunk).cast(pa.int64()).fill_null(0).to_numpy() for chunk in column.chunks]
+    return np.concatenate(chunks)
+
+
+def _flat(column: pa.Array) -> pa.Array:
+    while pa.types.is_nested(column.type):
+        column = column.flatten()
+    return column
 
 
 def _item(kind: pa.DataType) -> pa.DataType:

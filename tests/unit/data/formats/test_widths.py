@@ -70,6 +70,23 @@ def test_old_times_that_nanoseconds_do_not_reach_are_refused(tmp_path: Path, yea
         source.read(source.row_groups[1], ["at"])
 
 
+@pytest.mark.parametrize("shape", [(-1,), (1,), (-1, 1)])
+def test_old_times_within_arrays_that_nanoseconds_do_not_reach_are_refused(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    kind, near, far = pa.timestamp("us"), datetime(1900, 1, 1, 0, 0, 0, 1), datetime(9999, 12, 31)
+    rows: list[object] = [near, far]
+    for length in shape:
+        kind, rows = pa.list_(kind, length), [[each] for each in rows]
+    table = pa.table({"at": pa.array([*rows, None], kind)})
+    pq.write_table(table, tmp_path / "1.parquet", row_group_size=1, use_deprecated_int96_timestamps=True)
+    source = ParquetSource(str(tmp_path))
+    read = [source.read(group, ["at"])["at"].cast(kind) for group in (source.row_groups[0], source.row_groups[2])]
+    assert [each.to_pylist() for each in read] == [rows[:1], [None]]
+    with pytest.raises(DataError, match=r"column 'at': .*1.parquet holds times before 1677 or after 2262 as INT96"):
+        source.read(source.row_groups[1], ["at"])
+
+
 # What Arrow 22 wrote of three times, and its own name.
 OLD_ARROW = (
     "eNoLcAwyFGUQDREN0RHlADLYRNlkGBgYmICYmZcj/chRbi4GhsctqgwvmDfmZW/8/3/dTRUGGLi0R5lBlEVSx5RBgq04OSM1N1GUCWiEKpMEU2IJgxiH"
