@@ -4,15 +4,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from farandole.data.formats.decimals import nearest_floats
+from farandole.data.formats.fills import checked_fill
 from farandole.data.formats.images import decode_images, images_in, is_image
-from farandole.data.formats.schemas import axes_of, is_binary, is_text, plain_type
+from farandole.data.formats.schemas import axes_of, is_binary, is_list, is_text, plain_type
 from farandole.data.loading.values import Array, Ragged, SparseRows, Values, cells_of, check_exact
 from farandole.errors import ConfigError, DataError
 
@@ -230,8 +230,8 @@ def is_held(kind: pa.DataType) -> bool:
     """Return whether some tensor holds the values of a type."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if _is_list(kind):
-        while _is_list(kind):
+    if is_list(kind):
+        while is_list(kind):
             kind = kind.value_type
         return _is_number(kind)
     plain = _is_number(kind) or is_text(kind) or is_binary(kind) or pa.types.is_fixed_size_binary(kind)
@@ -250,7 +250,7 @@ def _plan(name: str, kind: pa.DataType, seen: pa.ChunkedArray, options: FieldOpt
         kind = kind.value_type
     fill = options.nulls.get(name)
     if fill is not None:
-        fill = _checked_fill(name, kind, fill)
+        fill = checked_fill(name, kind, fill)
     if _is_number(kind):
         return Numbers(name=name, kind=str(kind), fill=fill)
     if is_text(kind) and name in options.vocabulary:
@@ -266,22 +266,9 @@ def _plan(name: str, kind: pa.DataType, seen: pa.ChunkedArray, options: FieldOpt
         return _plan_vectors(name, known, fill, sparse=name not in options.dense)
     if is_image(kind):
         return _plan_images(name, known, fill, options)
-    if _is_list(kind):
+    if is_list(kind):
         return _plan_arrays(name, kind, known, fill, ragged=name in options.ragged)
     raise DataError(name, f"no tensor holds {kind}; cast it, or leave it out of the columns that are read")
-
-
-def _checked_fill(name: str, kind: pa.DataType, fill: object) -> object:
-    """Return what stands for nulls; raises `ConfigError` if the column's type cannot hold it."""
-    if isinstance(fill, float) and pa.types.is_decimal(kind):
-        fill = Decimal(repr(fill))
-    try:
-        held = pa.scalar(fill, kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
-        if pa.types.is_integer(kind) and held.as_py() != fill:
-            raise ValueError(f"it would become {held}")
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise ConfigError("nulls", f"'{name}' is {kind}, which cannot hold {fill!r} ({error})") from error
-    return fill
 
 
 def _plan_vectors(name: str, known: pa.Array, fill: object, *, sparse: bool) -> Field:
@@ -306,7 +293,7 @@ def _plan_images(name: str, known: pa.Array, fill: object, options: FieldOptions
 def _plan_arrays(name: str, kind: pa.DataType, known: pa.Array, fill: object, *, ragged: bool) -> Field:
     shape: list[int] = []
     alike = not ragged
-    while _is_list(kind):
+    while is_list(kind):
         if pa.types.is_fixed_size_list(kind):
             shape.append(kind.list_size)
         else:
@@ -332,10 +319,6 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 def _spell_range(numbers: Array) -> str:
     least, most = numbers.min(), numbers.max()
     return f"{least}" if least == most else f"{least} to {most}"
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _is_tensor(kind: pa.DataType) -> bool:

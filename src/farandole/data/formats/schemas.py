@@ -89,6 +89,11 @@ def is_binary(kind: pa.DataType) -> bool:
     return any(test(kind) for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view))
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether a type is one of lists, of any length or of one."""
+    return any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+
+
 def axes_of(kind: pa.FixedShapeTensorType) -> list[int]:
     """Return the order of a tensor's axes in memory."""
     return list(range(len(kind.shape)) if kind.permutation is None else kind.permutation)

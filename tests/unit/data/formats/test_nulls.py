@@ -1,6 +1,7 @@
 """Nulls and arrays of other lengths that a transform gets, and must settle."""
 
 from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,43 @@ def test_what_stands_for_nulls_must_fit(tmp_path: Path, fill: object) -> None:
     fields = FieldOptions(nulls={"x": -1.5})
     found = read(tmp_path, pa.array([Decimal("2.25"), None]), lambda columns: columns, fields=fields)
     assert sorted(np.concatenate(found)) == [-1.5, 2.25, 2.25]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fill", "would"),
+    [
+        (pa.float16(), 1e9, "inf"),
+        (pa.timestamp("ms"), datetime(1999, 1, 1, 0, 0, 0, 1), "1999-01-01"),
+        (pa.date32(), datetime(1999, 1, 1, 12), "1999-01-01"),
+        (pa.duration("s"), timedelta(seconds=2.5), "0:00:02"),
+        (pa.list_(pa.int8()), [1, 2.5], r"\[1, 2\]"),
+    ],
+    ids=str,
+)
+def test_what_stands_for_nulls_is_not_cut(tmp_path: Path, kind: pa.DataType, fill: Any, would: str) -> None:
+    fields = FieldOptions(nulls={"x": fill})
+    with pytest.raises(ConfigError, match=f"nulls: 'x' is .*, which cannot hold .* \\(it would become {would}"):
+        read(tmp_path, pa.nulls(2, kind), lambda columns: columns, fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fill", "expected"),
+    [
+        (pa.float32(), 0.1, np.float32(0.1)),
+        (pa.float32(), float("inf"), np.inf),
+        (pa.timestamp("ms", "Europe/Paris"), datetime(1999, 1, 1, tzinfo=UTC), np.datetime64("1999-01-01")),
+        (pa.timestamp("ns"), 5, np.datetime64(5, "ns")),
+        (pa.date32(), date(1999, 1, 1), np.datetime64("1999-01-01")),
+        (pa.list_(pa.int8(), 2), [1, 2], [1, 2]),
+        (pa.list_(pa.float32(), 2), (0.1, 1), [np.float32(0.1), 1]),
+    ],
+    ids=str,
+)
+def test_what_stands_for_nulls_may_be_rounded_and_in_another_unit(
+    tmp_path: Path, kind: pa.DataType, fill: Any, expected: Any
+) -> None:
+    found = read(tmp_path, pa.nulls(2, kind), lambda columns: columns, fields=FieldOptions(nulls={"x": fill}))
+    assert len(found) == 3 and all(np.array_equal(batch[0], expected) for batch in found)
 
 
 def test_a_transform_of_frames_fills_nulls_as_in_pandas(tmp_path: Path) -> None:
