@@ -12,6 +12,7 @@ pytest.importorskip("torchmetrics")
 import lightning
 import pytorch_lightning
 import torch
+import torchmetrics
 
 from farandole.core.context import Context
 from farandole.errors import ConfigError
@@ -115,3 +116,51 @@ def test_an_epoch_is_the_mean_over_the_rows_of_all_ranks() -> None:
         return float(trainer.callback_metrics["rows"])
 
     assert run_ranks(2, body) == pytest.approx([(1 * 1 + 5 * 5) / 6] * 2)
+
+
+def test_a_layer_made_by_a_hook_is_trained_over_all_ranks() -> None:
+    """DDP of torch would train it on each rank's own rows. It starts as rank 0's, although ranks make different ones."""
+
+    class Growing(Line):
+        def on_train_batch_start(self, batch: torch.Tensor, batch_idx: int) -> None:
+            self.net = torch.nn.Linear(1, 1, bias=False)
+            torch.nn.init.constant_(self.net.weight, 1.0 + self.global_rank)
+            self.optimizers().param_groups[0]["params"] = list(self.net.parameters())
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            return self.net(batch).mean() * (1 + 2 * self.global_rank)
+
+    def body(context: Context) -> float:
+        module = Growing()
+        lightning.Trainer(strategy="farandole", max_steps=1, limit_val_batches=0, **QUIET).fit(module)
+        return module.net.weight.item()
+
+    assert run_ranks(2, body) == pytest.approx([1 - 0.1 * (1 + 3) / 2] * 2)
+
+
+def test_metrics_that_are_no_layers_have_the_values_of_all_ranks() -> None:
+    class Counting(lightning.pytorch.Callback):
+        def __init__(self) -> None:
+            self.metric = torchmetrics.SumMetric()
+
+    class Measured(Line):
+        def on_validation_start(self) -> None:
+            self.late = torchmetrics.SumMetric()
+            self.held = {"a": torchmetrics.SumMetric()}
+
+        def metrics(self) -> list[torchmetrics.Metric]:
+            return [self.late, self.held["a"], self.trainer.callbacks[0].metric]
+
+        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            for metric in self.metrics():
+                metric.update(1.0 + self.global_rank)
+
+        def on_validation_epoch_end(self) -> None:
+            self.found = [metric.compute().item() for metric in self.metrics()]
+
+    def body(context: Context) -> list[float]:
+        module = Measured()
+        lightning.Trainer(strategy="farandole", callbacks=[Counting()], **QUIET).validate(module, verbose=False)
+        return module.found
+
+    assert run_ranks(2, body) == [[3.0] * 3] * 2

@@ -4,6 +4,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -83,8 +84,9 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
 
     Gradients are averaged over ranks during the backward pass. `on_after_backward` and later hooks see the averages. A
     parameter without a gradient on this rank counts as zeros. `self.log(..., sync_dist=True)`, metrics of torchmetrics
-    and `self.all_gather` use the values of all ranks. All ranks get rank 0's weights when training starts, and rank 0's
-    running statistics (BatchNorm) when a validation starts.
+    that the module or a callback has when a stage starts, and `self.all_gather` use the values of all ranks. All ranks
+    get rank 0's weights when training starts or an optimizer gets them, and rank 0's running statistics (BatchNorm)
+    when a validation starts.
 
     `rate_factor` multiplies the learning rates while an optimizer steps; schedulers, callbacks and checkpoints see the
     rates without it. None is the number of ranks. `compression` is for gradients. The constructor of `Trainer` calls
@@ -108,6 +110,7 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
         super().__init__(cluster_environment=self.environment(), **options)
         self._rate_factor, self._options = rate_factor, GradientOptions(compression=compression)
         self._reducer: Reducer | None = None
+        self._reduced: set[int] = set()  # the reducer's parameters, by id
 
     def set_world_ranks(self) -> None:
         """Join the job; the constructor of `Trainer` calls it."""
@@ -151,20 +154,40 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
         """Give all ranks rank 0's weights, and hook the parameters."""
         super().setup(trainer)
         module = self.lightning_module
-        for metric in module.modules():
-            if isinstance(metric, Metric):
-                metric.distributed_available_fn = _available
-                metric.dist_sync_fn = gather
         if trainer.state.fn == "fit" and hvd.size() > 1:
             hvd.broadcast_parameters(module.state_dict(), root_rank=0)
             names = {parameter: name for name, parameter in module.named_parameters()}
             self._reducer = Reducer(names, [[parameter] for parameter in names], 1, self._options)
+            self._reduced = set(map(id, names))
+
+    def on_train_start(self) -> None:
+        """Let metrics use the values of all ranks."""
+        super().on_train_start()
+        self._connect_metrics()
 
     def on_validation_start(self) -> None:
-        """Give all ranks rank 0's running statistics."""
+        """Give all ranks rank 0's running statistics, and let metrics use the values of all ranks."""
         super().on_validation_start()
+        self._connect_metrics()
         if _available():
             self.broadcast_buffers()
+
+    def on_test_start(self) -> None:
+        """Let metrics use the values of all ranks."""
+        super().on_test_start()
+        self._connect_metrics()
+
+    def on_predict_start(self) -> None:
+        """Let metrics use the values of all ranks."""
+        super().on_predict_start()
+        self._connect_metrics()
+
+    def _connect_metrics(self) -> None:
+        # By default torchmetrics looks for a process group of torch, and without one counts this rank's values only.
+        module = self.lightning_module
+        for metric in _metrics_of(module, *module.trainer.callbacks):
+            metric.distributed_available_fn = _available
+            metric.dist_sync_fn = gather
 
     def teardown(self) -> None:
         """Unhook the parameters, so that a backward pass after the training does not communicate."""
@@ -186,6 +209,11 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
             if self._reducer is not None:
                 self._reducer.paused = False
 
+    def training_step(self, *args: object, **kwargs: object) -> object:
+        """Run the module's step; parameters that optimizers have got since the last one begin as rank 0's."""
+        self._include_new_parameters()
+        return super().training_step(*args, **kwargs)
+
     def backward(
         self, closure_loss: Tensor, optimizer: torch.optim.Optimizer | None, *args: object, **kwargs: object
     ) -> Tensor:
@@ -198,6 +226,21 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
         closure_loss = precision.post_backward(closure_loss, module)
         self.post_backward(closure_loss)
         return closure_loss
+
+    def _include_new_parameters(self) -> None:
+        """Reduce parameters that optimizers got after `setup`, as hooks may add layers; all ranks get rank 0's.
+
+        Not between forward and backward pass, which would miss the weights that it has used."""
+        if self._reducer is None:
+            return
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+        new = {id(each): each for group in groups for each in group["params"] if id(each) not in self._reduced}
+        if new:
+            parameters, begin = list(new.values()), len(self._reduced)
+            names = {parameter: f"added.{begin + place}" for place, parameter in enumerate(parameters)}
+            hvd.broadcast_parameters([(names[parameter], parameter) for parameter in parameters], root_rank=0)
+            self._reducer.add(parameters, names)
+            self._reduced |= new.keys()
 
     def _finish(self) -> None:
         reducer = self._reducer
@@ -271,6 +314,15 @@ def gather(tensor: Tensor, group: object = None) -> list[Tensor]:
     # A pickled tensor of a GPU is restored on the sender's GPU, and a view with all memory of its base.
     copies = hvd.allgather_object(tensor.detach().to("cpu", copy=True))
     return [copy.to(tensor.device) for copy in copies]
+
+
+def _metrics_of(*owners: object) -> Iterator[Metric]:
+    """Yield the metrics among the attributes of a module and of callbacks, also in lists and dictionaries."""
+    for value in chain.from_iterable(vars(owner).values() for owner in owners):
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+        for each in held:
+            if isinstance(each, torch.nn.Module):
+                yield from (part for part in each.modules() if isinstance(part, Metric))
 
 
 def _available() -> bool:
