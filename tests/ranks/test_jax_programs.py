@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from farandole.core.context import Context
+from farandole.errors import MismatchError
 from helpers.ranks import run_ranks
 
 jax = pytest.importorskip("jax")
@@ -137,3 +138,19 @@ def test_gradients_at_arrays_of_numpy() -> None:
     for square, rows in run_ranks(2, body):
         np.testing.assert_array_equal(square, np.full((2, 3), 12))
         np.testing.assert_array_equal(rows, np.full((2, 3), 1.5))
+
+
+def test_parameters_of_other_paths_are_refused() -> None:
+    """Their arrays have one shape, and were taken for each other."""
+
+    def body(context: Context) -> None:
+        x = jnp.ones(3) * context.rank
+        for other in ({"a": x, "c": x}, {"a": x, "b": x, "c": x}, {"b": x, "a": None}):
+            leaf = r"(\['[abc]'\]|no more leaves)"
+            said = rf"'parameters': structure differs between ranks \(rank 0: {leaf}; rank 1: {leaf}\); use one "
+            with pytest.raises(MismatchError, match=said):
+                hvd.broadcast_parameters({"a": x, "b": x} if context.rank == 0 else other, 0)
+        found = hvd.broadcast_parameters(({"a": x, "n": None}, [context.rank]), 1)
+        assert found[0]["a"].tolist() == [1.0] * 3 and found[1][0] == 1
+
+    run_ranks(2, body)

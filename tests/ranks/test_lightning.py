@@ -119,7 +119,7 @@ def test_an_epoch_is_the_mean_over_the_rows_of_all_ranks() -> None:
 
 
 def test_a_layer_made_by_a_hook_is_trained_over_all_ranks() -> None:
-    """DDP of torch would train it on each rank's own rows. It starts as rank 0's, although ranks make different ones."""
+    """It starts as rank 0's, although each rank makes another one."""
 
     class Growing(Line):
         def on_train_batch_start(self, batch: torch.Tensor, batch_idx: int) -> None:

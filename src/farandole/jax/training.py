@@ -1,16 +1,20 @@
 """Distributed training with JAX: reduction of gradients, and broadcast of parameters."""
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
 from farandole.core.operations.compression import Compressor
 from farandole.core.operations.gradients import predivided
+from farandole.core.operations.objects import allgather_object
 from farandole.core.operations.reduction import Average
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
+from farandole.errors import MismatchError
 from farandole.jax.adapter import Array
 from farandole.jax.ops import Compression, allreduce, broadcast
+from farandole.jax.traced import joins_program
 
 Tree = TypeVar("Tree")
 
@@ -101,5 +105,19 @@ def grad(
 def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Tree:
     """Return the parameters, or another pytree of arrays such as an optimizer's state, of rank `root_rank`.
 
-    Every rank must give a pytree of the same structure. Blocks until the root's arrays have arrived."""
+    Blocks until the root's arrays have arrived. Raises `MismatchError` on all ranks if their pytrees have leaves at
+    different paths; within a program every rank must give a pytree of the same structure."""
+    if not joins_program(*jax.tree.leaves(params)):
+        _require_one_structure(params, process_set)
     return broadcast(params, root_rank, "parameters", process_set)
+
+
+def _require_one_structure(params: object, process_set: ProcessSet) -> None:
+    # Arrays are matched by their places: those of other parameters with equal shapes would be taken for one's own.
+    mine = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    by_rank = allgather_object(mine, "parameters.structure", process_set)
+    for leaves in zip_longest(*by_rank, fillvalue="no more leaves"):
+        if len(set(leaves)) > 1:
+            ranks = process_set.ranks
+            assert ranks is not None  # the set is registered, as the allgather has shown
+            raise MismatchError("parameters", dict(zip(ranks, leaves, strict=True)), "structure")
