@@ -4,6 +4,9 @@ Unpickling can run code of the sender. It is safe here because all bytes come fr
 accepts no peer that has not proved the job's secret (`farandole.meeting.handshake`).
 """
 
+import io
+import operator
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -31,6 +34,8 @@ def broadcast_object(
     obj: T | None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> T:
     """Return the object of rank `root_rank`, which cloudpickle must be able to pickle; the root gets its own back.
+
+    Instances of a class in the program's own file become instances of the receiver's class of that name.
 
     `root_rank` is a rank of the job, also with a process set. `obj` is ignored on other ranks. Blocks until the root's
     object has arrived. Raises `InvalidRequest` for an invalid root. If the object cannot be pickled, the root raises
@@ -76,10 +81,39 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
     return objects
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Pickler that sends classes of the program's own file by name, with a copy for ranks that lack them.
+
+    cloudpickle sends the copy alone: what a rank received would be no instance of the rank's own class."""
+
+    def reducer_override(self, obj: object) -> object:
+        """Return how `obj` is sent; called by pickle."""
+        if isinstance(obj, type) and obj.__module__ == "__main__" and _class_of_program(obj.__qualname__) is obj:
+            return _class_here, (obj.__qualname__, cloudpickle.dumps(obj))
+        return super().reducer_override(obj)
+
+
+def _class_of_program(name: str) -> type | None:
+    """Return the class of this qualified name in the file that Python runs; None if it has none."""
+    try:
+        found = operator.attrgetter(name)(sys.modules["__main__"])
+    except AttributeError:
+        return None
+    return found if isinstance(found, type) else None
+
+
+def _class_here(name: str, copy: bytes) -> type:
+    """Return this rank's class of the program's file, or else `copy`, the pickle of the sender's."""
+    found = _class_of_program(name)
+    return cast(type, cloudpickle.loads(copy)) if found is None else found
+
+
 def _pickled(obj: object) -> tuple[bytes, Exception | None]:
     """Return the pickle of `obj`; if it cannot be pickled, that of an `_Unpicklable`, and the error."""
+    written = io.BytesIO()
     try:
-        return cloudpickle.dumps(obj), None
+        _Pickler(written).dump(obj)
+        return written.getvalue(), None
     except Exception as error:  # any class: the object's own methods run
         return cloudpickle.dumps(_Unpicklable(f"{type(error).__name__}: {error}")), error
 
