@@ -2,12 +2,14 @@
 
 Importing this package loads no framework and no native code; `farandole.torch` and its siblings do."""
 
-from typing import TYPE_CHECKING
+from importlib import import_module
 
-from farandole import errors
-from farandole.config import Config
+TYPE_CHECKING = False  # of `typing`, whose import takes longer than all of this package's
+
 
 if TYPE_CHECKING:
+    from farandole import errors
+    from farandole.config import Config
     from farandole.launch.run import run
 
 __all__ = ["Config", "__version__", "errors", "run"]
@@ -15,12 +17,15 @@ __all__ = ["Config", "__version__", "errors", "run"]
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> object:
-    if name == "run":
-        # PEP 562: `run` imports the launcher, which most users of this package never need.
-        from farandole.launch.run import run
+_MODULES = {"Config": "farandole.config", "run": "farandole.launch.run"}  # where names come from
 
-        return run
+
+def __getattr__(name: str) -> object:
+    # PEP 562: `run` imports the launcher, which most users of this package never need; commands start sooner.
+    if name == "errors":
+        return import_module("farandole.errors")
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from farandole.config import Config
 from farandole.errors import ConfigError, HostsError
 from farandole.launch.backends.mpi_operator import OperatorJob, prte_variables
+from farandole.launch.exit_codes import NOT_FOUND, USAGE_ERROR
 
 __all__ = ["OperatorJob", "main", "prte_variables"]
-
-USAGE_ERROR, NOT_FOUND = 2, 127
 
 
 def main(words: Sequence[str], env: dict[str, str]) -> int:

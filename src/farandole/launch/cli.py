@@ -27,6 +27,7 @@ from farandole.launch.backends.ssh import Ssh
 from farandole.launch.elastic.job import ElasticJob
 from farandole.launch.elastic.options import Elastic, add_elastic_options
 from farandole.launch.environment import refuse_mpi, with_settings
+from farandole.launch.exit_codes import INTERRUPTED, NOT_EXECUTABLE, NOT_FOUND, USAGE_ERROR
 from farandole.launch.failures import Failure
 from farandole.launch.hosts import is_local
 from farandole.launch.installed import report
@@ -49,8 +50,6 @@ from farandole.log_level import LEVELS
 VERSION = f"farandole {farandole.__version__}"
 
 log = logging.getLogger(__name__)
-
-USAGE_ERROR, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 2, 126, 127, 130
 
 
 class Subcommand(NamedTuple):

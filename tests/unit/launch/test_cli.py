@@ -6,8 +6,10 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
@@ -246,3 +248,25 @@ def test_the_launcher_starts_light() -> None:
     program = f"import sys, farandole.launch.cli; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+# A command that gets Ctrl-C when it begins to import its launcher.
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path, target=None):
+        if name == "farandole.config":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from farandole.launch import entry
+sys.exit(getattr(entry, sys.argv.pop(1))())
+"""
+
+
+@pytest.mark.parametrize("name", ["farandole", "horovodrun"])
+def test_an_interrupt_of_the_imports_ends_a_command_quietly(name: str) -> None:
+    words = [sys.executable, "-c", INTERRUPTED_IMPORT, name, "run", "-np", "1", "true"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    scripts = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts[name] == f"farandole.launch.entry:{name}"

@@ -15,6 +15,7 @@ from farandole.launch.doctor.facts import examine
 from farandole.launch.doctor.pairs import Report, examine_host
 from farandole.launch.doctor.report import Diagnosis
 from farandole.launch.environment import with_settings
+from farandole.launch.exit_codes import USAGE_ERROR
 from farandole.launch.hosts import parse_hosts, read_hostfile
 from farandole.launch.options import CommandParser, add_ssh_options
 from farandole.launch.pickling import dump_call
@@ -22,7 +23,7 @@ from farandole.launch.run import run_call
 
 log = logging.getLogger(__name__)
 
-PROBLEMS, USAGE_ERROR = 1, 2
+PROBLEMS = 1
 
 
 def run_doctor(words: Sequence[str]) -> int:
