@@ -27,13 +27,16 @@ def test_ranks_of_a_set_may_be_of_numpy() -> None:
 
 
 def test_sets_of_an_elastic_job_may_name_all_ranks_and_ranks_to_come() -> None:
-    registry = Registry(2, grows=True)
+    registry = Registry(2, most=4)
     assert [registry.add(ranks) for ranks in ([0, 1], [1, 2], [2])] == [1, 2, 3]
     assert registry.sets == {GLOBAL: (0, 1), 1: (0, 1), 2: (1,)}
     assert registry.next == 4
     for wrong in ([-1, 0], [1, 2]):
         with pytest.raises(ValueError, match="process set"):
             registry.add(wrong)
+    with pytest.raises(ValueError, match=r"are 0 to 3 at most \(--max-np\), got \[4, 30\] in a process set"):
+        registry.add([0, 4, 30])
+    assert registry.add([3]) == 4
 
 
 class Registered(RuleBasedStateMachine):

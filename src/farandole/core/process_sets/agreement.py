@@ -56,7 +56,8 @@ class Sets:
     ) -> None:
         self._rendezvous, self._config, self._topology = rendezvous, config, topology
         self._engine, self._monitors, self._engines = engine, monitors, engines
-        self._registry = Registry(topology.size, grows=isinstance(rendezvous, ElasticRendezvous))
+        most = rendezvous.most if isinstance(rendezvous, ElasticRendezvous) else None
+        self._registry = Registry(topology.size, most)
         self._sets: dict[object, _Set] = {}
         self._carried: dict[Ranks, _Set] = {}  # by the ranks that they were made with
         self._generation = 0  # generation of the latest set
@@ -110,8 +111,7 @@ class Sets:
                 membership = self._form(members, f"process set {number} ({spell_ranks(members)})")
                 address = self._engines.add(asked, None if membership is None else membership.engine)
             else:
-                size = self._topology.size
-                log.info("process set %d of ranks %s is not there while the job has %d ranks", number, asked, size)
+                self._log_lacking(logging.INFO, number, asked, members)
             known = _Set(number, members, membership, tuple(asked), address)
             self._carried[known.asked] = known
             keys = [key for key, wanted in made.items() if wanted == (number, known.asked)]
@@ -136,6 +136,8 @@ class Sets:
             self._generation = 1 + self._agree("add_process_set", list(ranks), number)
             asked = self._registry.check(ranks)
             members = self._registry.held(asked)
+            if members != asked and self._topology.rank == 0:
+                self._log_lacking(logging.WARNING, number, asked, members)
             membership = self._form(members, f"process set {number} ({spell_ranks(members)})") if members else None
             with self._closing:
                 if not self._closed:
@@ -230,6 +232,10 @@ class Sets:
                 self._end(membership)
                 raise
         return membership
+
+    def _log_lacking(self, level: int, number: int, asked: Sequence[int], members: Ranks) -> None:
+        there, wanted = spell_ranks(members), spell_ranks(asked)
+        log.log(level, "process set %d of %s has %s: the job has %d", number, wanted, there, self._topology.size)
 
     def _begin(self, part: PartRendezvous, members: Ranks, name: str) -> Membership:
         # A member that the job has lost never connects.

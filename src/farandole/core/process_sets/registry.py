@@ -11,11 +11,11 @@ Ranks = tuple[int, ...]  # ascending, each once
 class Registry:
     """The sets of a job of `size` ranks. Ranks that make the same calls in the same order have the same numbers.
 
-    An elastic job (`grows`) may have other numbers of ranks later. So its sets may name ranks that it does not have
+    An elastic job may have other numbers of ranks later, up to `most`. So its sets may name ranks that it does not have
     yet, and all ranks that it has now."""
 
-    def __init__(self, size: int, grows: bool = False) -> None:
-        self._size, self._grows = size, grows
+    def __init__(self, size: int, most: int | None = None) -> None:
+        self._size, self._most = size, most
         self._sets: dict[int, Ranks] = {GLOBAL: tuple(range(size))}
         # By number, the ranks that each set was made with; also of sets that an elastic job has lost all ranks of.
         self._asked = dict(self._sets)
@@ -39,12 +39,14 @@ class Registry:
             raise ValueError("a process set needs at least one rank")
         if len(set(members)) < len(members):
             raise ValueError(f"a process set holds each rank once, got {list(members)}")
-        strangers = [rank for rank in members if rank < 0 or (rank >= self._size and not self._grows)]
+        end = self._size if self._most is None else self._most
+        strangers = [rank for rank in members if not 0 <= rank < end]
         if strangers:
-            raise ValueError(f"the ranks of this job are 0 to {self._size - 1}, got {strangers} in a process set")
+            limit = "" if self._most is None else " at most (--max-np)"
+            raise ValueError(f"the ranks of this job are 0 to {end - 1}{limit}, got {strangers} in a process set")
         # Two sets of an elastic job may have the same ranks left: [1], and what is left of [1, 3].
         number = next((number for number, known in self._asked.items() if known == members), None)
-        if number is not None and not (self._grows and number == GLOBAL):
+        if number is not None and not (self._most is not None and number == GLOBAL):
             raise ValueError(
                 f"Attempted to add a duplicate process set: the ranks {list(members)} are process set {number} already"
             )

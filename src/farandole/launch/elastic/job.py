@@ -334,6 +334,7 @@ class ElasticJob:
                 rank=rank,
                 local_rank=seat.opened.agent.first_slot + slot,
                 generation=form.generation,
+                most=self._roster.limits.most,
                 hosts=hosts,
                 address=at.get(seat.opened.address, self._server.addresses[0]),
                 secret=secret,

@@ -240,7 +240,7 @@ class ElasticRendezvous(TcpRendezvous):
 
     def __init__(self, channel: _Channel, place: Place) -> None:
         super().__init__(place.address, place.rank, len(place.hosts), place.secret, place.generation)
-        self.local_rank = place.local_rank
+        self.local_rank, self.most = place.local_rank, place.most
         self._channel = channel
         self._keeps = False
 

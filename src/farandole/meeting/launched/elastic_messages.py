@@ -68,11 +68,12 @@ class Place:
 
     The local rank is the member's slot on its host: it stays the same for life, as the GPU of that number does. Ranks
     that outlive the launcher get the number of each rank's member, from the launcher also the address at which this
-    one finds it, and the number of ranks without which they cannot go on."""
+    one finds it, and the number of ranks without which they cannot go on. The job never has more than `most` ranks."""
 
     rank: int
     local_rank: int
     generation: int
+    most: int
     hosts: list[str]
     address: str
     secret: bytes = field(repr=False)

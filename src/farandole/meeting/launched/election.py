@@ -248,6 +248,7 @@ class Election:
                 rank=rank,
                 local_rank=standings[number].slot,
                 generation=generation,
+                most=place.most,
                 hosts=[hosts[each] for each in order],
                 address=addresses[at.get(number, listening[0])],
                 secret=secret,

@@ -44,6 +44,7 @@ def members(stack: ExitStack, count: int, least: int = 1) -> list[Election]:
                 rank=rank,
                 local_rank=rank // 2,
                 generation=4,
+                most=count,
                 hosts=hosts,
                 address="",
                 secret=b"",
