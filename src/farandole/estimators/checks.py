@@ -103,13 +103,16 @@ def mapping(value: object) -> dict[str, object]:
     return dict(value)
 
 
-def functions(arguments: str) -> Callable[[object], list[Callable[..., Any]]]:
-    """Return a check for functions of `arguments`, one or a list."""
+def functions(arguments: str, *, classes: bool = False) -> Callable[[object], list[Callable[..., Any]]]:
+    """Return a check for functions of `arguments`, one or a list; `classes` count as functions that make objects."""
 
     def check(value: object) -> list[Callable[..., Any]]:
         given = objects(value)
         if not all(callable(each) for each in given):
             raise Refused(f"must be a function of {arguments}, or a list of them, got {value!r}")
+        for each in given:
+            if isinstance(each, type) and not classes:
+                raise Refused(f"must be a function of {arguments}, got the class {each.__name__}: give an object of it")
         return cast(list[Callable[..., Any]], given)
 
     return check

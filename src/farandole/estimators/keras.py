@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, Self
 
 import cloudpickle
@@ -43,6 +44,8 @@ with importing("farandole.spark.keras"):
     from farandole.keras.generation import generation_of
 
 _FILE, _CUSTOM = "model.keras", "custom_objects.pickle"
+# Names of metrics for which `compile` chooses a function by the output's shape, in Keras 3 and in Keras 2 only.
+_BY_SHAPE, _BY_SHAPE_2 = ("accuracy", "acc"), ("crossentropy", "ce")
 _BY_WEIGHTS = "mean_with_sample_weight"  # a reduction of Keras' losses
 
 
@@ -95,6 +98,14 @@ def _per_output(setting: str, value: object, model: Model, missing: object = Non
         has = f"its outputs are {names}" if names else "the names of its outputs are unknown"
         raise ConfigError(setting, f"of the model has the names {list(value)}, and {has}; give a list, one per label")
     return [value[name] for name in names]
+
+
+def _is_in(module: ModuleType, value: object) -> bool:
+    """Return whether `value` is a loss or a metric, or the name of one, for Keras' module of them."""
+    try:
+        return callable(module.get(value))  # Keras 2 returns names that it does not know
+    except (TypeError, ValueError):
+        return False
 
 
 def _environment(value: object) -> dict[str, str]:
@@ -213,8 +224,31 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         legacy = {} if generation_of(self.getModel()).library is keras else {"TF_USE_LEGACY_KERAS": "1"}
         return {"KERAS_BACKEND": keras.config.backend(), **legacy, **super()._environment(), **self.getBackendEnv()}
 
+    def _known(self, setting: str, given: Sequence[object]) -> list[Any]:
+        """Return losses or metrics, with the custom objects in place of their names.
+
+        Raises `ConfigError` for those that the model's Keras does not know."""
+        library, custom = generation_of(self.getModel()).library, self.getCustomObjects()
+        by_shape = _BY_SHAPE if library is keras else _BY_SHAPE + _BY_SHAPE_2
+        module, names = (library.losses, ()) if setting == "loss" else (library.metrics, by_shape)
+        known: list[Any] = []
+        for each in given:
+            if isinstance(each, (list, tuple)):
+                known.append(self._known(setting, each))
+                continue
+            known.append(custom.get(each, each) if isinstance(each, str) else each)
+            if each is not None and each not in names and not _is_in(module, known[-1]):
+                name = f"{library.__name__}.{'losses' if setting == 'loss' else setting}"
+                raise ConfigError(
+                    setting,
+                    f"holds {each!r}, which is not in {name}; give a name or an object of {name}, a function, or a "
+                    "name in custom_objects",
+                )
+        return known
+
     def _check(self) -> None:
-        losses = self.getLoss()
+        losses = self._known("loss", self.getLoss())
+        self._known("metrics", self.getMetrics())
         check_together(self, len(losses))
         if any(getattr(each, "reduction", None) == _BY_WEIGHTS for each in losses):
             raise ConfigError(
@@ -234,7 +268,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         Inputs.of(self.getModel(), self.getFeatureCols())
 
     def _task(self, plan: RunPlan) -> Callable[[], bytes | None]:
-        losses, labels = self.getLoss(), self.getLabelCols()
+        losses, labels = self._known("loss", self.getLoss()), self.getLabelCols()
         optimizer = self.getOptimizer()
         assert optimizer is not None  # see `_check`
         used = getattr(optimizer, "built", True) and int(optimizer.iterations) > 0  # legacy ones are never built
@@ -246,7 +280,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
             optimizer_state=[keras.ops.convert_to_numpy(each) for each in held],
             loss=dump_object(losses[0] if len(labels) == 1 else losses * (len(labels) if len(losses) == 1 else 1)),
             loss_weights=self.getLossWeights(),
-            metrics=dump_object(self.getMetrics()),
+            metrics=dump_object(self._known("metrics", self.getMetrics())),
             callbacks=self.getCallbacks(),
             checkpoint_callback=self.getCheckpointCallback(),
             inputs=Inputs.of(self.getModel(), self.getFeatureCols()),

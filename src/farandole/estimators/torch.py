@@ -93,7 +93,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
     loss_constructors: Parameter[Callable[..., Loss] | Sequence[Callable[..., Loss]], list[Callable[..., Loss]]] = (
         Parameter(
             "functions that make the losses on each rank, in place of loss",
-            checks.functions("any of model, torch, hvd, train_rows, val_rows"),
+            checks.functions("any of model, torch, hvd, train_rows, val_rows", classes=True),
         )
     )
     setLossConstructors, getLossConstructors = optional(loss_constructors)

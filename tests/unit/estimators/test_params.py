@@ -137,6 +137,7 @@ def test_a_default_is_explained() -> None:
         ("model", "net"),
         ("optimizer", torch.optim.SGD),
         ("loss", "mse"),
+        ("loss", torch.nn.MSELoss),
         ("loss_weights", [-1.0]),
         ("metrics", [3]),
         ("feature_cols", "x"),

@@ -293,6 +293,8 @@ def scalar(value: float) -> dict[str, Any]:
          "loss: compares classes, but the model gives one"),
         ({**PAIRS, "y": [12, 3, 4, 5]}, nn.Linear(2, 3), nn.CrossEntropyLoss(),
          "loss: fails on the first row: IndexError"),
+        ({**PAIRS, "y": [1.0] * 4}, nn.Linear(2, 1), lambda output, label: 3.0,
+         "loss: has to return a tensor, got float"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said_before_training(
@@ -300,6 +302,12 @@ def test_what_does_not_fit_is_said_before_training(
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         trained(tmp_path, columns, job_of(model, columns, plan_of(columns), losses=(loss,)))
+
+
+def test_a_label_shape_has_the_numbers_of_its_column(tmp_path: Path) -> None:
+    columns = {**PAIRS, "y": [1.0] * 4}
+    with pytest.raises(ConfigError, match=r"label_shapes: has \[3\] for the rows of a label whose shape is \[\]"):
+        trained(tmp_path, columns, job_of(nn.Linear(2, 1), columns, plan_of(columns, label_shapes=((-1, 3),))))
 
 
 @pytest.mark.parametrize(

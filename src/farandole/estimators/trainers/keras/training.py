@@ -13,7 +13,13 @@ import numpy as np
 import farandole.keras as hvd
 from farandole.data import ShardBatch
 from farandole.errors import ConfigError, DataError
-from farandole.estimators.trainers.first_row import SHAPE_ERRORS, TOGETHER, first_line, refused_model
+from farandole.estimators.trainers.first_row import (
+    SHAPE_ERRORS,
+    TOGETHER,
+    check_label_shape,
+    first_line,
+    refused_model,
+)
 from farandole.estimators.trainers.keras.callbacks import EpochEnd, EpochValues
 from farandole.estimators.trainers.keras.devices import own_device, visible_gpus
 from farandole.estimators.trainers.keras.model import (
@@ -199,6 +205,8 @@ class KerasTrainer:
             raise DataError(self.job.plan.label_cols[place], problem)
         shapes = self.job.plan.label_shapes
         wanted = list(shapes[place][1:]) if shapes is not None else self.outputs[place][1]
+        if shapes is not None:
+            check_label_shape(values.shape[1:], wanted)
         # A label with as many numbers as the output takes its shape: losses would broadcast (rows,) against (rows, 1).
         if shapes is not None or int(np.prod(wanted)) == int(np.prod(values.shape[1:])):
             values = values.reshape(len(values), *wanted)

@@ -52,9 +52,11 @@ def _check(loss: Loss, name: str, output: Tensor, label: Tensor) -> None:
         raise ConfigError("label_cols", f"{shapes}; the loss would broadcast one against the other: make them equal")
     with _Broadcasting(len(label)) as broadcasting:
         try:
-            loss(output, label)
+            value: object = loss(output, label)
         except SHAPE_ERRORS as error:
             raise ConfigError("loss", f"fails on the first row: {_located(error)}; {shapes}") from error
+    if not isinstance(value, Tensor):
+        raise ConfigError("loss", f"has to return a tensor, got {type(value).__name__}")
     if broadcasting.shapes is not None:
         log_to_driver(
             f"warning: the loss of {name!r} compares every row with every other one: it combines tensors of "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from farandole.data import Number
 from farandole.errors import ConfigError, DataError
+from farandole.estimators.trainers.first_row import check_label_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,13 @@ def outputs_of(given: object, labels: Sequence[str]) -> list[Tensor]:
 def label_tensor(label: NDArray[np.generic], dtype: torch.dtype, shape: Sequence[int] | None = None) -> Tensor:
     """Return a label before its output is known: integers as int64, other numbers as `dtype`.
 
-    The first number of `shape` stands for the rows."""
+    The first number of `shape` stands for the rows. Raises `ConfigError` for labels of another number of numbers."""
     tensor = torch.from_numpy(label)
     tensor = tensor.to(dtype if tensor.is_floating_point() else torch.int64)
-    return tensor if shape is None else tensor.reshape(len(label), *shape[1:])
+    if shape is None:
+        return tensor
+    check_label_shape(label.shape[1:], shape[1:])
+    return tensor.reshape(len(label), *shape[1:])
 
 
 def as_output(label: Tensor, output: Tensor) -> Tensor:
