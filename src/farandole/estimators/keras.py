@@ -248,7 +248,6 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
 
     def _check(self) -> None:
         losses = self._known("loss", self.getLoss())
-        self._known("metrics", self.getMetrics())
         check_together(self, len(losses))
         if any(getattr(each, "reduction", None) == _BY_WEIGHTS for each in losses):
             raise ConfigError(
@@ -256,6 +255,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
                 f"has reduction={_BY_WEIGHTS!r}, which removes the weights that make a step the mean over all rows; "
                 "use 'sum_over_batch_size'",
             )
+        self._known("metrics", self.getMetrics())
         if (optimizer := self.getOptimizer()) is None:
             raise ConfigError("optimizer", "is not set, and the model is not compiled")
         own, its = (generation_of(each).library.__name__ for each in (self.getModel(), optimizer))

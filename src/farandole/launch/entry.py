@@ -3,10 +3,10 @@
 from farandole.launch.exit_codes import INTERRUPTED
 
 
-# Importing the launcher takes a while. Ctrl-C meanwhile is no failure to trace, so the import is inside of `try`.
 def farandole() -> int:
     """Run the `farandole` command; return its exit code."""
     try:
+        # Importing the launcher takes a while. Ctrl-C meanwhile is no failure to trace.
         from farandole.launch.cli import main
 
         return main()
@@ -17,6 +17,7 @@ def farandole() -> int:
 def horovodrun() -> int:
     """Run the `horovodrun` command; return its exit code."""
     try:
+        # As above.
         from farandole.compat.horovodrun import run_commandline
 
         return run_commandline()

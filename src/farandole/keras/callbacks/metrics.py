@@ -83,13 +83,13 @@ class MetricAverageCallback(Callback):
         # On TensorFlow, Keras 3 counts batches, not samples, for the losses of single outputs.
         losses = [id(each) for each in getattr(getattr(self.model, "_compile_loss", None), "metrics", ())]
         for metric in self.model.metrics:
-            for name, each in _named(metric):
+            for name, each in named_metrics(metric):
                 if isinstance(each, kind) and id(each) not in losses:
                     means.setdefault(name, each)
         return means
 
 
-def _named(metric: keras.metrics.Metric) -> list[tuple[str, keras.metrics.Metric]]:
+def named_metrics(metric: keras.metrics.Metric) -> list[tuple[str, keras.metrics.Metric]]:
     """Return the metrics within `metric` by their names in the logs: Keras 3 has those of compile() in one metric."""
     held = getattr(metric, "metrics", None)
     if not held:

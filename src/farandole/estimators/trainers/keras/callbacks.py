@@ -11,6 +11,7 @@ import numpy as np
 
 import farandole.keras as hvd
 from farandole.core.operations.objects import allgather_object
+from farandole.estimators.trainers.keras.metric_sums import Sums, metric_sums, values_over_ranks
 from farandole.estimators.trainers.keras.model import Array
 from farandole.estimators.trainers.mirror import Mirror
 from farandole.estimators.trainers.report import Meter, Record
@@ -29,8 +30,8 @@ class _Trainer(Protocol):
 class EpochValues(CallbackOfBoth):
     """Callback before the user's: seeds an epoch, reports its steps, and replaces its values by those over all ranks.
 
-    Losses, and metrics that are means over rows, become means over the rows of all ranks. Other metrics, such as AUC,
-    become means over ranks, each with the weight of its rows.
+    Losses and Keras' metrics become those of the rows of all ranks. Metrics with a `result` of a user's become means
+    over ranks, each with the weight of its rows.
     """
 
     def __init__(self, trainer: _Trainer) -> None:
@@ -39,12 +40,13 @@ class EpochValues(CallbackOfBoth):
         self._epoch, self._waiting_since, self._waited, self._validated = 0, 0.0, 0.0, 0
         self._saved: dict[int, list[Array]] | None = None
         self._held: _Losses | None = None
+        self._sums: dict[str, Sums] = {}  # of the metrics of the epoch's training and, by "val_", of its validation
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """Begin to count steps and losses."""
         self._run.begin(epoch)
         self._losses = _Losses(self.model)
-        self._epoch, self._meter, self._validated, self._held = epoch, Meter(()), 0, None
+        self._epoch, self._meter, self._validated, self._held, self._sums = epoch, Meter(()), 0, None, {}
         self._waiting_since = time.perf_counter()
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
@@ -75,6 +77,7 @@ class EpochValues(CallbackOfBoth):
         """Broadcast rank 0's running statistics, with which all ranks validate. A collective."""
         hvd.broadcast_variables(self.model.non_trainable_weights, root_rank=0)
         self._held = _Losses(self.model)
+        self._sums[""] = metric_sums(self.model)  # before Keras resets the metrics
 
     def on_test_batch_begin(self, batch: int, logs: object = None) -> None:
         """Save the metrics before a batch without rows."""
@@ -89,22 +92,33 @@ class EpochValues(CallbackOfBoth):
             self._held.add(logs or {}, rows, rows)
         self._restore_metrics()
 
+    def on_test_end(self, logs: object = None) -> None:
+        """Note the sums of the metrics."""
+        self._sums["val_"] = metric_sums(self.model)
+
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Replace the values of this rank by those over all ranks. A collective."""
         assert logs is not None
         if not self._run.validation_steps:
             hvd.broadcast_variables(self.model.non_trainable_weights, root_rank=0)
+            self._sums[""] = metric_sums(self.model)
         _, speed = self._meter.over_ranks(sum_over_ranks, self._run.size)
         mine = {name: float(value) for name, value in logs.items()}
         # The weight of each value, in rows. Losses have been summed over rows already.
         weights = {name: float(self._validated if name.startswith("val_") else self._meter.rows) for name in mine}
         sums = {name: weights[name] * value if weights[name] else 0.0 for name, value in mine.items()}
-        for kind, losses in {"": self._losses, "val_": self._held or _Losses(self.model)}.items():
-            for name, total in losses.sums.items():
-                sums[kind + name], weights[kind + name] = total, losses.share
-        every = allgather_object((sums, weights))
+        losses = {"": self._losses, "val_": self._held or _Losses(self.model)}
+        for kind, its in losses.items():
+            for name, total in its.sums.items():
+                sums[kind + name], weights[kind + name] = total, its.share
+        every = allgather_object((sums, weights, self._sums))
         for name in mine:
-            logs[name] = math.fsum(each[name] for each, _ in every) / math.fsum(each[name] for _, each in every)
+            logs[name] = math.fsum(each[name] for each, *_ in every) / math.fsum(each[name] for _, each, _ in every)
+        for kind in self._sums:
+            values = values_over_ranks(self.model, [each[kind] for *_, each in every])
+            logs |= {
+                kind + name: values[name] for name in values if name not in losses[kind].sums and kind + name in mine
+            }
         self._trainer.record = {name: float(value) for name, value in logs.items()} | speed
 
     def _save_metrics(self, rows: int) -> None:
