@@ -8,6 +8,7 @@ from flytekit.core.base_task import IgnoreOutputs
 from flytekit.types.file import FlyteFile
 from flytekitplugins.kfmpi import Launcher, MPIJob, Worker
 
+from farandole.errors import PeerLost
 from farandole.integrations.flyte import CleanPodPolicy, Farandole, RunPolicy
 
 __all__ = [
@@ -86,6 +87,8 @@ def fails(how: str) -> int:
         sys.exit()
     if how == "ignore":
         raise IgnoreOutputs(f"rank {rank} has none")
+    if how == "miss":
+        raise PeerLost("allreduce.x", 1 - rank, "no sign of life for 60 s")
     if rank == 1:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)

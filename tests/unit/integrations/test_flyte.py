@@ -176,6 +176,8 @@ def test_a_lost_rank_is_an_error_that_a_retry_may_mend(tmp_path: Path, monkeypat
     with pytest.raises(FlyteRecoverableException, match="rank 1 failed: was killed by SIGKILL"):
         fails(how="kill")
     assert list(tmp_path.glob("farandole-*")) == []  # what a killed rank has made stays
+    with pytest.raises(FlyteRecoverableException, match=r"rank \d failed: .*rank \d is lost"):
+        fails(how="miss")
 
 
 @pytest.mark.native

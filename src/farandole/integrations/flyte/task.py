@@ -143,8 +143,8 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
 
         The outputs are Python values if the inputs are, as with `map_task`, and literals otherwise. Rank 0's decks are
         added to the task's. Raises `RankFailed`, or `FlyteRecoverableException` if a retry may help: if the rank's
-        process or host was lost, if pods cannot be used, or if the rank raised that error. Raises `IgnoreOutputs` if
-        rank 0 raised it."""
+        process or host was lost, if all that failed are ranks that miss another one, if pods cannot be used, or if the
+        rank raised that error. Raises `IgnoreOutputs` if rank 0 raised it."""
         ctx = FlyteContextManager.current_context()
         literals = kwargs.get(_LITERALS)
         if isinstance(literals, LiteralMap):
@@ -175,7 +175,8 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
                 self._show(ctx, outcome.decks)
                 return outcome.outputs()
         error = failure.error()
-        if failure.killed or isinstance(failure.cause, FlyteRecoverableException):
+        # A rank may find that a pod does not answer before this launcher does: then its PeerLost is the first failure.
+        if failure.killed or failure.consequence or isinstance(failure.cause, FlyteRecoverableException):
             raise FlyteRecoverableException(str(error)) from error
         raise error from failure.cause
 
