@@ -1,12 +1,15 @@
 """Flyte's `HorovodJob` with a least and a most number of workers."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from flytekit.configuration import SerializationSettings
 from flytekit.extend import TaskPlugins
 from flytekitplugins.kfmpi import HorovodJob, Launcher
 from flytekitplugins.kfmpi.task import HorovodFunctionTask
 
 from farandole.errors import ConfigError
+from farandole.integrations.flyte.worker_resources import following_task
 
 __all__ = ["ElasticHorovodJob"]
 
@@ -52,6 +55,10 @@ class _ElasticHorovodTask(HorovodFunctionTask):  # type: ignore[misc]
     def _get_horovod_prefix(self) -> list[str]:
         job: ElasticHorovodJob = self.task_config
         return job.change(super()._get_horovod_prefix())
+
+    def get_custom(self, settings: SerializationSettings) -> dict[str, Any]:
+        """Return the MPI job; see `following_task`."""
+        return following_task(super().get_custom(settings))
 
 
 TaskPlugins.register_pythontask_plugin(ElasticHorovodJob, _ElasticHorovodTask)

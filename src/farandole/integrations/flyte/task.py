@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from flytekit import Deck, FlyteContext, FlyteContextManager, Resources
 from flytekit.configuration import SerializationSettings
@@ -28,6 +29,7 @@ from farandole.integrations.flyte.ranks import (
     run_on_rank,
     runs_in_cluster,
 )
+from farandole.integrations.flyte.worker_resources import following_task
 from farandole.launch.backend import Backend, Binding, Call, check_binding
 from farandole.launch.backends import reach, variables_of_ranks
 from farandole.launch.backends.local import LocalBackend
@@ -124,10 +126,14 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
     def __init__(self, task_config: Farandole, task_function: Callable[..., object], **kwargs: object) -> None:
         super().__init__(task_config=task_config.mpi_job(), task_function=task_function, **kwargs)
         self.farandole = task_config
-        # The cluster's plug-in would give workers without resources of their own none, and not the task's.
         worker = self.task_config.worker
-        worker.requests = worker.requests or self.resources.requests
-        worker.limits = worker.limits or self.resources.limits
+        if worker.requests or worker.limits:  # else workers follow the task, see `get_custom`
+            worker.requests = worker.requests or self.resources.requests
+            worker.limits = worker.limits or self.resources.limits
+
+    def get_custom(self, settings: SerializationSettings) -> dict[str, Any]:
+        """Return the MPI job; see `following_task`."""
+        return following_task(super().get_custom(settings))
 
     def get_command(self, settings: SerializationSettings) -> list[str]:
         """Return the command of the launcher's pod, which is Flyte's own, because `execute` starts the ranks."""
