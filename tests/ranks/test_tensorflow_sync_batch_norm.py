@@ -1,5 +1,6 @@
 """Batch normalization on several ranks is that of one process with all their rows."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,24 @@ def test_who_is_alone_has_an_ordinary_layer() -> None:
     for got in run_ranks(3, body):
         for mine, theirs in zip(got, want, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-9)
+
+
+def test_a_saved_layer_keeps_its_process_set(tmp_path: Path) -> None:
+    def body(context: Context) -> None:
+        pair = hvd.add_process_set([0, 1])
+        for process_set in (pair, hvd.global_process_set):
+            layer = hvd.SyncBatchNormalization(process_set=process_set)
+            assert hvd.SyncBatchNormalization.from_config(layer.get_config()).process_set is process_set
+        path = tmp_path / f"{context.rank}.keras"
+        tf.keras.Sequential([tf.keras.layers.Input((2,)), hvd.SyncBatchNormalization(process_set=pair)]).save(path)
+        loaded = tf.keras.models.load_model(path, custom_objects={"SyncBatchNormalization": hvd.SyncBatchNormalization})
+        assert loaded.layers[-1].process_set is pair
+
+    run_ranks(3, body)
+    config = hvd.SyncBatchNormalization(process_set=hvd.ProcessSet([1, 0])).get_config()
+    assert config["process_set"] == [0, 1]
+    unknown = hvd.SyncBatchNormalization.from_config(config)  # to predict, no rank is needed
+    assert unknown.process_set.ranks == [0, 1] and unknown.process_set.process_set_id is None
 
 
 @pytest.mark.parametrize("fused", [True, None])

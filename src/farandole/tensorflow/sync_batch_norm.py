@@ -4,12 +4,12 @@ The forward and the backward pass make one allreduce each, of float64 sums aroun
 squares in float32 would lose its precision when a large mean is subtracted.
 """
 
-from typing import TypeAlias
+from typing import Any, Self, TypeAlias
 
 import tensorflow as tf
 
 from farandole.core.operations.reduction import Sum
-from farandole.core.process_sets.process_set import ProcessSet, global_process_set, require_registered
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set, process_set_of, require_registered
 from farandole.tensorflow.ops import allreduce
 from farandole.tensorflow.tracing import as_written
 
@@ -24,7 +24,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     Batches may differ in length between ranks or be empty; a `mask` excludes rows. Every rank has to run the forward
     and the backward pass. Half floats are computed in float32. With one rank, on ranks outside of `process_set`, and
-    when not training, it is an ordinary batch normalization.
+    when not training, it is an ordinary batch normalization. A saved or cloned layer keeps the ranks of `process_set`:
+    register the set before the model is loaded.
     Raises `ValueError` for `fused`, whose kernel does not expose its sums.
     """
 
@@ -36,6 +37,20 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         # Keras 2 has two kernels, and prefers the fused one.
         super().__init__(**({"fused": False} if KERAS_2 else {}), **kwargs)
         self.process_set = process_set
+
+    def get_config(self) -> dict[str, object]:
+        """Return the arguments of the layer, with the ranks of a process set other than that of all ranks."""
+        config: dict[str, object] = super().get_config()
+        if self.process_set is not global_process_set:
+            config["process_set"] = self.process_set.ranks
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Return a layer for arguments of `get_config`."""
+        ranks = config.get("process_set")
+        layer: Self = super().from_config(config if ranks is None else {**config, "process_set": process_set_of(ranks)})
+        return layer
 
     # Keras calls it in training, with floats of at least 32 bits. The rest of the layer is unchanged.
     @as_written

@@ -1,6 +1,6 @@
 """Process sets, as users pass them to operations: all ranks of the job, or some of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import index
 from typing import SupportsIndex
 
@@ -158,6 +158,13 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"expected a ProcessSet, got {type(process_set).__name__}")
     return default.context().sets.remove(process_set)
+
+
+def process_set_of(ranks: Sequence[int]) -> ProcessSet:
+    """Return the registered set that was made with `ranks`, else a new one, which is not registered."""
+    made = default.context().sets.made if default.is_initialized() else {}
+    registered = (key for key, (_, asked) in made.items() if isinstance(key, ProcessSet) and list(asked) == list(ranks))
+    return next(registered, None) or ProcessSet(ranks)
 
 
 def membership_of(process_set: ProcessSet, kind: str, name: str | None = None) -> Membership:
