@@ -127,6 +127,8 @@ def check_what_is_refused(rank: int, size: int) -> None:
     if hasattr(keras.optimizers, "MultiOptimizer"):  # since Keras 3.15
         several = keras.optimizers.MultiOptimizer(lambda variable: built)
         cases.append((ValueError, "own", lambda: hvd.DistributedOptimizer(several, backward_passes_per_step=2)))
+        clipping = keras.optimizers.MultiOptimizer(lambda variable: sgd(global_clipnorm=1.0))
+        cases.append((ValueError, "clipvalue", lambda: hvd.PartialDistributedOptimizer(clipping, local_layers=layer)))
     for kind, text, call in cases:
         assert_refused(kind, text, call)
 

@@ -21,7 +21,10 @@ class Front:
 
     def register_local_var(self, var: Variable) -> None:
         """Exclude the gradient of `var` from the reduction; raises `ValueError` with `global_clipnorm`."""
-        if getattr(getattr(self, "inner_optimizer", self), "global_clipnorm", None):
+        given = getattr(self, "inner_optimizer", self)
+        # A MultiOptimizer of Keras clips nothing itself: the optimizer that it chooses for `var` does.
+        choose = getattr(given, "_optimizer_map", None)
+        if getattr(given if choose is None else choose(var), "global_clipnorm", None):
             raise ValueError(
                 "global_clipnorm and local variables do not go together: the norm would contain gradients of this rank "
                 "alone, so that ranks would take different steps; use clipnorm or clipvalue"
