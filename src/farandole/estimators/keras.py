@@ -237,7 +237,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
                 known.append(self._known(setting, each))
                 continue
             known.append(custom.get(each, each) if isinstance(each, str) else each)
-            if each is not None and each not in names and not _is_in(module, known[-1]):
+            if each is not None and str(each).lower() not in names and not _is_in(module, known[-1]):
                 name = f"{library.__name__}.{'losses' if setting == 'loss' else setting}"
                 raise ConfigError(
                     setting,
