@@ -32,7 +32,7 @@ def estimator(library: Any, **more: Any) -> KerasEstimator:
     [
         ({"loss": "mze"}, "loss: holds 'mze', which is not in LIBRARY.losses"),
         ({"loss": 7}, "loss: holds 7"),
-        ({"metrics": ["mae", "acuracy"]}, "metrics: holds 'acuracy', which is not in LIBRARY.metrics"),
+        ({"metrics": ["mae", "accurate"]}, "metrics: holds 'accurate', which is not in LIBRARY.metrics"),
         ({"metrics": [["mae", "auk"]]}, "metrics: holds 'auk'"),
     ],
 )
