@@ -1,6 +1,9 @@
 """Programs of JAX: jitted functions that several programs call, arrays that are no arguments, and numbers."""
 
+import os
 import re
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -154,3 +157,19 @@ def test_parameters_of_other_paths_are_refused() -> None:
         assert found[0]["a"].tolist() == [1.0] * 3 and found[1][0] == 1
 
     run_ranks(2, body)
+
+
+def test_results_are_on_the_second_device_as_the_inputs() -> None:
+    program = """
+import jax, jax.numpy as jnp
+import farandole.jax as hvd
+hvd.init()
+rows = jax.device_put(jnp.ones((2, 3)), jax.devices()[1])
+for name in ("allgather", "allreduce", "broadcast", "reducescatter"):
+    made = getattr(hvd, name)(rows, **({"root_rank": 0} if name == "broadcast" else {}))
+    assert (made + rows).tolist() == (2 * rows).tolist(), name
+received, splits = hvd.alltoall(rows, jnp.array([2]))
+assert (received + rows).tolist() == (2 * rows).tolist()
+"""
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    subprocess.run([sys.executable, "-c", program], env=env, check=True, timeout=120)

@@ -73,13 +73,14 @@ class JaxAdapter:
         return _empty(tensor.shape, tensor)
 
     def adopt(self, result: object, like: Array) -> Array:
-        """Return an array over the engine's memory, or a copy on the GPU of `like`."""
+        """Return an array over the engine's memory, or a copy on the device of `like` if that is another one."""
         if isinstance(result, DeviceResult):
             made = _empty(result.shape, like)
             result.copy_to(made)
             return made
         with _wide(like.dtype):
-            return jnp.from_dlpack(result)
+            made, device = jnp.from_dlpack(result), _device_of(like)
+            return made if _device_of(made) == device else jax.device_put(made, device)
 
     def read_splits(self, splits: object, name: str) -> list[int]:
         """Read a list or an integer array of one dimension."""
@@ -137,9 +138,15 @@ def _elsewhere(tensor: Array) -> str | None:
     return f"the array is on {shown}; it has to be on one CPU or GPU, see jax.device_put"
 
 
+def _device_of(array: Array) -> jax.Device:
+    """Return the device of an array that is on one."""
+    device: jax.Device = next(iter(array.sharding.device_set))
+    return device
+
+
 def _empty(shape: tuple[int, ...], like: Array) -> Array:
     """Return a new array on the device of `like` for the engine to write to."""
-    device: jax.Device = next(iter(like.sharding.device_set))
+    device = _device_of(like)
     with _wide(like.dtype):
         made = jnp.empty(shape, like.dtype, device=None if device.platform == "cpu" else device)
     return made.block_until_ready()
