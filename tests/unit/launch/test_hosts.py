@@ -1,6 +1,7 @@
 """Host lists and host files."""
 
 import socket
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -202,7 +203,34 @@ def test_nodes_of_an_allocation_are_reached_by_srun(slurm: dict[str, str], monke
     monkeypatch.setattr("farandole.launch.backends.is_local", lambda name: name == "a1")
     assert isinstance(choose_backend(None, None, 2, Ssh()), LocalBackend)  # the first node has room for both
     words = Srun().words("a1", "true")
+    assert not any(word.startswith("--het-group") for word in words)
     assert words[-3:] == ["sh", "-c", "true"] and "--nodelist=a1" in words and "SLURM_NTASKS" in words
+
+
+def test_nodes_of_all_components_of_a_heterogeneous_job(
+    slurm: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """salloc sets the variables of the components only; in a batch script the others name the first component."""
+    components = {
+        "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "a1",
+        "SLURM_TASKS_PER_NODE_HET_GROUP_0": "1",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "b1,b2",
+        "SLURM_TASKS_PER_NODE_HET_GROUP_1": "2(x2)",
+    }
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$3" | tr , " "\n')
+    below_salloc = {"PATH": slurm["PATH"], **components}
+    batch = {**below_salloc, "SLURM_JOB_NODELIST": "a1", "SLURM_TASKS_PER_NODE": "1"}
+    for env in (below_salloc, batch):
+        assert allocated_hosts(env) == (Host("a1", 1), Host("b1", 2), Host("b2", 2))
+    for name, value in batch.items():
+        monkeypatch.setenv(name, value)
+    site = find_site()
+    assert site is not None
+    shell = site.shell(Ssh(), timedelta(seconds=1))
+    assert "--het-group=0" in shell.words("a1", "true") and "--het-group=1" in shell.words("b2", "true")
+    with pytest.raises(ConfigError, match=r"SLURM_JOB_NODELIST_HET_GROUP_1: .*2 nodes, but SLURM_TASKS_PER_NODE_HET"):
+        allocated_hosts(batch | {"SLURM_TASKS_PER_NODE_HET_GROUP_1": "2"})
 
 
 def test_a_job_of_lsf_on_this_machine_alone_needs_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
