@@ -22,8 +22,9 @@ class LineSplitter:
             texts += [text for text in _texts(self._rest[:redrawn]) if text]
             self._rest = self._rest[redrawn + 1 :]
         while len(self._rest) > LONGEST_LINE:
-            texts.append(self._rest[:LONGEST_LINE].decode("utf-8", "replace"))
-            self._rest = self._rest[LONGEST_LINE:]
+            end = _cut(self._rest, LONGEST_LINE)
+            texts.append(self._rest[:end].decode("utf-8", "replace"))
+            self._rest = self._rest[end:]
         return texts
 
     def flush(self) -> list[str]:
@@ -37,5 +38,16 @@ def _texts(line: bytes) -> Iterator[str]:
     line = line.removesuffix(b"\r")
     pieces = [piece for piece in line.split(b"\r") if piece] if b"\r" in line else [line]
     for piece in pieces or [b""]:
-        for start in range(0, len(piece), LONGEST_LINE) or [0]:
-            yield piece[start : start + LONGEST_LINE].decode("utf-8", "replace")
+        start, end = 0, _cut(piece, LONGEST_LINE)
+        yield piece[:end].decode("utf-8", "replace")
+        while end < len(piece):
+            start, end = end, _cut(piece, end + LONGEST_LINE)
+            yield piece[start:end].decode("utf-8", "replace")
+
+
+def _cut(line: bytes, most: int) -> int:
+    """Return the largest place up to `most` at which `line` can be cut without dividing a character of UTF-8."""
+    if most >= len(line):
+        return len(line)
+    starts = (most - back for back in range(4) if line[most - back] & 0xC0 != 0x80)  # a character has up to 4 bytes
+    return next(starts, most)

@@ -40,6 +40,20 @@ def test_a_line_without_end_comes_in_pieces_of_bounded_size() -> None:
     assert max(map(len, pieces)) == LONGEST_LINE
 
 
+@pytest.mark.parametrize("chunk", [1000, 5 * LONGEST_LINE])
+@pytest.mark.parametrize("character", ["漢", "é", "🎉"])
+def test_no_character_of_a_long_line_is_divided(character: str, chunk: int) -> None:
+    text = "x" + character * LONGEST_LINE  # no multiple of the longest length
+    data = f"{text}\n".encode()
+    pieces = split(*(data[at : at + chunk] for at in range(0, len(data), chunk)))
+    assert "".join(pieces) == text
+    assert max(len(piece.encode()) for piece in pieces) <= LONGEST_LINE
+
+
+def test_bytes_that_are_no_text_are_cut_at_the_longest_length() -> None:
+    assert list(map(len, split(b"\x80" * 2 * LONGEST_LINE + b"\n"))) == [LONGEST_LINE, LONGEST_LINE]
+
+
 @given(st.text(alphabet="ab \n", max_size=60), st.lists(st.integers(0, 60), max_size=5))
 def test_where_chunks_end_changes_nothing(text: str, cuts: list[int]) -> None:
     data, bounds = text.encode(), sorted(cuts)
