@@ -36,6 +36,27 @@ def test_each_rank_answers_for_itself() -> None:
         assert len(samples) == len(hvd_names())
 
 
+def test_the_page_follows_another_init() -> None:
+    def count() -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            found = {sample.name: sample.value for each in parse(answer.read().decode()) for sample in each.samples}
+        return found["farandole_operations_total"]
+
+    hvd.init()
+    try:
+        hvd.allreduce(np.ones(5), name="x")
+        with serve_metrics(0) as port:
+            assert count() == 1
+            hvd.shutdown()
+            assert count() == 1
+            hvd.init()
+            for _ in range(3):
+                hvd.allreduce(np.ones(5), name="x")
+            assert count() == 3
+    finally:
+        hvd.shutdown()
+
+
 def hvd_names() -> list[str]:
     def body(context: Context) -> list[str]:
         return list(context.metrics())

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from farandole.core import default
 from farandole.core.context import Context
+from farandole.errors import HorovodInternalError, NotInitializedError
 from farandole.extras import importing
 
 with importing(__name__):
@@ -42,12 +43,27 @@ class _Collector(Collector):
         self._context = context
 
     def collect(self) -> Iterator[Metric]:
+        self._follow()
         rank = str(self._context.rank)
         for name, value in self._context.metrics().items():
             kind = GaugeMetricFamily if name in _GAUGES else CounterMetricFamily
             family = kind(f"farandole_{name}", _HELP[name], labels=["rank"])
             family.add_metric([rank], value)
             yield family
+
+    def _follow(self) -> None:
+        """Replace a context that has ended by the process's new one, if there is one.
+
+        Another `init` makes one, as does each generation of an elastic job."""
+        try:
+            self._context.engine.require_alive()
+        except HorovodInternalError:
+            if default.is_newcomer():
+                return  # `context` would block until the other ranks take this one in
+            try:
+                self._context = default.context()
+            except NotInitializedError:
+                return  # after `shutdown` the last counts stay
 
 
 def metrics_text() -> str:
@@ -59,8 +75,9 @@ def metrics_text() -> str:
 def serve_metrics(port: int, address: str = "127.0.0.1") -> Iterator[int]:
     """Serve this rank's metrics at `http://address:port/metrics` within the block; yields the port. 0: any free port.
 
-    Each rank of a host needs its own port. Everybody who can reach the address can read the metrics; by default only
-    this host can. Raises `NotInitializedError` before `init()`, and `OSError` if the port is in use."""
+    After another `init`, and in each generation of an elastic job, the page shows the new counts, which begin at 0, and
+    the new rank. Each rank of a host needs its own port. Everybody who can reach the address can read the metrics; by
+    default only this host can. Raises `NotInitializedError` before `init()`, and `OSError` if the port is in use."""
     server, thread = start_http_server(port, address, _registry())
     try:
         yield server.server_port
