@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -266,6 +267,33 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == 2
     assert "its output could not be written" in done.stderr
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_lost_lines_of_a_rank_that_ends_well_are_a_failure() -> None:
+    """Programs save their state when they are ended, and exit with code 0."""
+    script = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print(1); time.sleep(60)"
+    with open("/dev/full", "w") as full:
+        words = command("run", "-np", "2", sys.executable, "-c", script)
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "farandole: no rank failed, but lines of the ranks are lost: [Errno 28] No space left on device\n"
+    )
+
+
+def test_a_slow_reader_of_a_pipe_that_does_not_block() -> None:
+    """Parents such as servers and terminals make their descriptors non-blocking, for all who share them."""
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    with open(ours, encoding="utf-8") as reader:
+        words = command("run", "-np", "2", "seq", "20000")
+        with subprocess.Popen(words, stdout=theirs, stderr=subprocess.PIPE, text=True) as process:
+            os.close(theirs)
+            time.sleep(1.0)  # the pipe is full meanwhile
+            lines = reader.read().splitlines()
+            _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (0, "")
+    assert sorted(lines) == sorted(f"[{rank}] {number + 1}" for rank in range(2) for number in range(20000))
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])

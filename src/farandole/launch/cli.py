@@ -27,7 +27,7 @@ from farandole.launch.backends.ssh import Ssh
 from farandole.launch.elastic.job import ElasticJob
 from farandole.launch.elastic.options import Elastic, add_elastic_options
 from farandole.launch.environment import refuse_mpi, with_settings
-from farandole.launch.exit_codes import INTERRUPTED, NOT_EXECUTABLE, NOT_FOUND, USAGE_ERROR
+from farandole.launch.exit_codes import INTERRUPTED, NOT_EXECUTABLE, NOT_FOUND, OUTPUT_LOST, USAGE_ERROR
 from farandole.launch.failures import Failure
 from farandole.launch.hosts import is_local
 from farandole.launch.installed import report
@@ -43,7 +43,7 @@ from farandole.launch.options import (
     ranks_named,
     whole_number,
 )
-from farandole.launch.output import Output
+from farandole.launch.output import Output, prepare_streams
 from farandole.launch.starters import STARTERS, find_starter
 from farandole.log_level import LEVELS
 
@@ -146,7 +146,7 @@ def launch(
     """Parse `words` with `parser` and run the program as ranks with `environment`; return the exit code.
 
     `output` prints the lines of the ranks."""
-    _replace_closed_streams()
+    prepare_streams()
     given = parser.parse_args(words, namespace=Given())
     _log_to_stderr(given, environment)
     if given.check_build:
@@ -227,6 +227,10 @@ def _run(given: Given, elastic: Elastic, settings: Config, environment: Mapping[
         return attempts.code
     if attempts.code:
         _report(attempts.failures, num_proc)
+    elif output.refused is not None:  # by ranks that ended well before they could be ended
+        log.error("no rank failed, but lines of the ranks are lost: %s", output.refused)
+        _drop_unwritten()
+        return OUTPUT_LOST
     return attempts.code
 
 
@@ -246,9 +250,14 @@ def _report(failures: Sequence[Failure], num_proc: int) -> None:
     if num_proc == 1:
         error.tail = ()  # the rank's last lines were printed just before
     log.error("%s", error)
+    _drop_unwritten()
+
+
+def _drop_unwritten() -> None:
+    """Leave nothing in the buffer of standard output that cannot be written."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:
         # Otherwise Python would flush again when it ends, and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -269,16 +278,6 @@ def _check_program(program: str, environment: Mapping[str, str]) -> int | None:
     where = "the file is not executable" if os.sep in program else "the file here is not on PATH"
     log.error("cannot run %r: %s%s", program, where, hint)
     return NOT_EXECUTABLE
-
-
-def _replace_closed_streams() -> None:
-    """Open the null device for each standard stream that is closed, as some daemons start their children.
-
-    Otherwise a connection could get the descriptor of a stream, and receive what is written to the stream."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            lowest = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, so the stream's own
-            setattr(sys, name, os.fdopen(lowest, mode, encoding="utf-8"))
 
 
 def _log_to_stderr(given: Given, environment: Mapping[str, str]) -> None:

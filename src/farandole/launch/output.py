@@ -1,6 +1,7 @@
 """Output of ranks: their lines on the launcher's own streams, each after its rank's number, and in files."""
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Container
@@ -46,24 +47,30 @@ class Output:
                 raise ConfigError("output_filename", f"cannot write {error.filename}: {error.strerror}") from error
             undo.pop_all()
         self._incomplete = False  # whether a write to a file has failed, which was reported
+        self.refused: OSError | None = None  # raised by the first call that could not write its line
 
     def __call__(self, rank: int, stream: str, line: str) -> None:
         """Write one line; raises `OSError` when the stream is closed, or a file cannot be written, which it names."""
         stamp = self.stamp(datetime.now()) if self._timestamp else ""
-        text = f"{stamp}{self.heading(rank, stream)}{line}\n"
-        out = self._streams[stream]
         with self._writing:
-            if self._directory is not None:
-                if (rank, stream) not in self._files:
-                    self._open(rank)  # a process that an elastic job has started later
-                self._write_to_file(self._files[rank, stream], f"{stamp}{line}\n")
-            if self._shown is not None and rank not in self._shown:
-                return
             try:
-                out.write(text)
-            except UnicodeEncodeError:
-                out.write(text.encode(out.encoding, "backslashreplace").decode(out.encoding))
-            out.flush()
+                if self._directory is not None:
+                    if (rank, stream) not in self._files:
+                        self._open(rank)  # a process that an elastic job has started later
+                    self._write_to_file(self._files[rank, stream], f"{stamp}{line}\n")
+                if self._shown is None or rank in self._shown:
+                    self._print(stream, f"{stamp}{self.heading(rank, stream)}{line}\n")
+            except OSError as error:
+                self.refused = self.refused or error
+                raise
+
+    def _print(self, stream: str, text: str) -> None:
+        out = self._streams[stream]
+        try:
+            out.write(text)
+        except UnicodeEncodeError:
+            out.write(text.encode(out.encoding, "backslashreplace").decode(out.encoding))
+        out.flush()
 
     def _open(self, rank: int) -> None:
         folder = Path(self._directory or "", f"rank.{rank:0{self._digits}}")
@@ -111,3 +118,16 @@ class Output:
             except OSError as late:  # a quota or a network file system may report an error only now
                 problems.append(f"cannot write {file.name}: {late.strerror}")
         return problems
+
+
+def prepare_streams() -> None:
+    """Open the null device for each standard stream that is closed, and let writes to the others block.
+
+    Some daemons start their children with closed streams: a connection could get the descriptor of one, and receive
+    what is written to it. A stream that another process has made non-blocking would refuse lines of a busy job."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            lowest = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, so the stream's own
+            setattr(sys, name, os.fdopen(lowest, mode, encoding="utf-8"))
+    for descriptor in (1, 2):
+        os.set_blocking(descriptor, True)
