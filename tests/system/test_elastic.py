@@ -3,13 +3,14 @@
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from system.elastic_training import DDP_TRAINING, LINE, TORCH_TRAINING, training
-from system.launched import PATIENCE
+from system.launched import PATIENCE, farandole
 
 pytestmark = pytest.mark.native
 
@@ -44,6 +45,37 @@ def test_ranks_of_torch_are_lost_at_any_time(tmp_path: Path, program: str) -> No
             assert steps == sorted(set(steps))
     assert survivors & set(ended), "the survivors of the last loss went on in their processes"
     assert len(ended) == 3
+
+
+LOSES_RANK_0 = """
+import os, signal
+import numpy, farandole.numpy as hvd
+from farandole import elastic
+hvd.init()
+
+@elastic.run
+def train(state):
+    while state.step < 6:
+        hvd.allreduce(numpy.ones(1), name="x")
+        state.step += 1
+        if state.step == 3 and hvd.rank() == 0 and not os.path.exists("killed"):
+            open("killed", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        state.commit()
+        print(f"step {state.step} rank {hvd.rank()}", flush=True)
+
+train(elastic.ObjectState(step=0))
+"""
+
+
+def test_the_filter_shows_the_rank_that_a_member_has_now(tmp_path: Path) -> None:
+    words = ("run", "-np", "2", "--min-np", "1", "--output-filter", "rank0")
+    done = farandole(*words, sys.executable, "-c", LOSES_RANK_0, cwd=tmp_path, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    lines = [line.partition(" ")[2] for line in done.stdout.splitlines()]
+    assert lines[:2] == ["step 1 rank 0", "step 2 rank 0"] and lines[-1] == "step 6 rank 0"
+    assert all(line.endswith("rank 0") for line in lines)
+    assert "names rank 2 of 2" in farandole(*words[:-1], "2", "true").stderr
 
 
 def test_hosts_come_and_go(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """Attempts of `farandole run --max-restarts N`: all ranks start again after a failure."""
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
-from farandole.launch.backend import OnLine, Task
+from farandole.launch.backend import Task
 from farandole.launch.elastic.job import ElasticJob
 from farandole.launch.failures import OUTPUT_REFUSED, Failure
 from farandole.launch.job import Job
+from farandole.launch.output import Output
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ class Attempts:
         open_attempt: Callable[[Mapping[str, str]], AbstractContextManager[Job | ElasticJob]],
         environment: Mapping[str, str],
         task: Task,
-        on_line: OnLine,
+        output: Output,
     ) -> None:
         """Run `task` as jobs of `open_attempt`, called with the ranks' environment, until one ends well.
 
@@ -36,7 +38,9 @@ class Attempts:
         for number in range(self._restarts + 1):
             own = {NUMBER: str(number), MOST: str(self._restarts)} if self._restarts else {}
             with open_attempt({**environment, **own}) as job:
-                failure = job.run(task, on_line)
+                if isinstance(job, ElasticJob):
+                    output.rank_of = functools.partial(_rank_in, job)
+                failure = job.run(task, output)
             self.code = 0 if failure is None else failure.code
             if failure is None:
                 return
@@ -51,3 +55,9 @@ class Attempts:
                     number + 1,
                     self._restarts,
                 )
+
+
+def _rank_in(job: ElasticJob, member: int) -> int:
+    """Return the rank of `member` in the newest generation of `job`; its own number if it has no place there."""
+    formed = job.formed
+    return formed.index(member) if member in formed else member

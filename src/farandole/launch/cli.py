@@ -187,17 +187,18 @@ def _run(given: Given, elastic: Elastic, settings: Config, environment: Mapping[
     num_proc, here = given.num_proc, False
     open_attempt: Callable[[Mapping[str, str]], AbstractContextManager[Job | ElasticJob]]
     if elastic.asked:
-        num_proc = elastic.limits(num_proc, settings).wanted
+        limits = elastic.limits(num_proc, settings)
+        num_proc, most = limits.wanted, limits.most
         open_attempt = functools.partial(
             elastic.open_job, num_proc, settings=settings, hosts=given.hosts, hostfile=given.hostfile, shell=ssh
         )
     else:
         backend = choose_backend(given.hosts, given.hostfile, num_proc, ssh, settings.interface, settings.start_timeout)
-        num_proc = num_proc or sum(host.slots for host in backend.hosts)
+        num_proc = most = num_proc or sum(host.slots for host in backend.hosts)
         here = all(is_local(host.name) for host in backend.hosts)
         open_attempt = functools.partial(open_job, num_proc, backend=backend, binding=given.binding)
-        if given.output_filter and max(given.output_filter) >= num_proc:
-            raise ConfigError("output_filter", f"names rank {max(given.output_filter)} of {num_proc}, counted from 0")
+    if given.output_filter and max(given.output_filter) >= most:
+        raise ConfigError("output_filter", f"names rank {max(given.output_filter)} of {most}, counted from 0")
     refuse_mpi(settings, num_proc)
     # Other hosts may have a program that this machine lacks.
     unusable = _check_program(given.command[0], ranks) if here else None

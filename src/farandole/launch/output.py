@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Container
+from collections.abc import Callable, Container
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +48,7 @@ class Output:
             undo.pop_all()
         self._incomplete = False  # whether a write to a file has failed, which was reported
         self.refused: OSError | None = None  # raised by the first call that could not write its line
+        self.rank_of: Callable[[int], int] = int  # of a member of an elastic job, whose rank may change
 
     def __call__(self, rank: int, stream: str, line: str) -> None:
         """Write one line; raises `OSError` when the stream is closed, or a file cannot be written, which it names."""
@@ -58,7 +59,7 @@ class Output:
                     if (rank, stream) not in self._files:
                         self._open(rank)  # a process that an elastic job has started later
                     self._write_to_file(self._files[rank, stream], f"{stamp}{line}\n")
-                if self._shown is None or rank in self._shown:
+                if self._shown is None or self.rank_of(rank) in self._shown:
                     self._print(stream, f"{stamp}{self.heading(rank, stream)}{line}\n")
             except OSError as error:
                 self.refused = self.refused or error

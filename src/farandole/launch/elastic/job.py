@@ -90,7 +90,7 @@ class ElasticJob:
         self._returned: dict[int, Back] = {}  # members of a lost launcher that have called
         self._next_ping = 0.0
         self._server: RendezvousServer | None = None
-        self._formed: tuple[int, ...] = ()
+        self.formed: tuple[int, ...] = ()  # the newest generation's members, by rank
         self._outcome: Outcome | None = None
 
     def run(self, task: Task, on_line: OnLine) -> Failure | None:
@@ -120,7 +120,7 @@ class ElasticJob:
 
     def values(self) -> list[bytes]:
         """Return the pickled values of a successful call, by rank of the last generation."""
-        return [self._started[number].rank.value() for number in self._formed]
+        return [self._started[number].rank.value() for number in self.formed]
 
     def stop(self, grace: timedelta = GRACE) -> None:
         """End all members, SIGTERM first, and wait until no process of them is left; a second Ctrl-C kills at once."""
@@ -197,8 +197,8 @@ class ElasticJob:
 
     def _depart(self, number: int) -> None:
         """Tell the ranks that still meet that this one will not come."""
-        if number in self._formed and self._server is not None:
-            self._server.depart(self._formed.index(number), f"member {number} is lost")
+        if number in self.formed and self._server is not None:
+            self._server.depart(self.formed.index(number), f"member {number} is lost")
 
     def _ask_members(self) -> None:
         """Ask all members whether they are alive; give up those that others wait for and that do not answer."""
@@ -327,7 +327,7 @@ class ElasticJob:
         self._server = RendezvousServer(len(seats), secret, host=addresses[0], others=others, generation=number)
         at = dict(zip(addresses, self._server.addresses, strict=True))
         hosts = [seat.opened.agent.identity for seat in seats]
-        self._formed = form.members
+        self.formed = form.members
         log.info("generation %d: members %s", form.generation, ", ".join(map(str, form.members)))
         for rank, (number, seat, slot) in enumerate(zip(form.members, seats, form.slots, strict=True)):
             place = Place(
