@@ -14,7 +14,7 @@ import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from farandole.compat.absent import missing_module, missing_package
 from farandole.compat.answers import MODULES, PACKAGES
@@ -90,14 +90,22 @@ def _read(path: Path) -> tuple[str, bool]:
     """Return the text of a program, and whether it is Python: by its name, or by its first line."""
     code = path.read_bytes()
     if path.suffix == ".ipynb":
-        cells = [each for each in json.loads(code).get("cells", ()) if each["cell_type"] == "code"]
-        text = "\n".join("".join(cell["source"]) for cell in cells)
+        text = _code_of_notebook(json.loads(code))
         # Magic commands are no Python; their lines count.
         return re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", text), True
     if path.suffix != ".py" and not re.match(rb"#!.*python", code):
         return code.decode(errors="replace"), False
     encoding, _ = tokenize.detect_encoding(io.BytesIO(code).readline)
     return code.decode(encoding), True
+
+
+def _code_of_notebook(notebook: Any) -> str:
+    """Return the code of all cells; raises `ValueError` for what is no notebook, or one of an older format."""
+    try:
+        return "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    except (KeyError, TypeError) as error:
+        remedy = "convert an older one by: jupyter nbconvert --to notebook"
+        raise ValueError(f"it is no notebook of format 4; {remedy}") from error
 
 
 def check_parser() -> argparse.ArgumentParser:

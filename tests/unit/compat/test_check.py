@@ -139,6 +139,23 @@ def test_programs_that_do_not_look_like_one(
     assert "horovod.torch.no_such: unknown" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        {"worksheets": [{"cells": [{"cell_type": "code", "input": ["import horovod.torch as hvd"]}]}]},
+        {"cells": [{"cell_type": "code", "source": 1}]},
+        {"cells": 1},
+        [],
+    ],
+)
+def test_an_older_notebook_is_not_taken_for_one_without_code(
+    tmp_path: Path, code: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old.ipynb").write_text(json.dumps(code))
+    assert run_check([str(tmp_path / "old.ipynb")]) == 2
+    assert "no notebook of format 4; convert an older one by: jupyter nbconvert" in capsys.readouterr().err
+
+
 def test_no_framework_is_imported(tmp_path: Path) -> None:
     (tmp_path / "prog.py").write_text(HOROVOD)
     heavy = "{'numpy', 'torch', 'tensorflow', 'pyspark'}"
