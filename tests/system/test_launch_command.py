@@ -77,6 +77,17 @@ def test_restarts() -> None:
     assert (done.returncode, done.stderr.count("start again")) == (0, 1)
 
 
+@pytest.mark.parametrize("variable", ["FARANDOLE_TIMELINE", "HOROVOD_TIMELINE"])
+def test_each_attempt_has_a_timeline_of_its_own(variable: str, tmp_path: Path) -> None:
+    fails = "echo $FARANDOLE_TIMELINE:$HOROVOD_TIMELINE; exit 1"
+    words = ("run", "-np", "1", "--max-restarts", "1", "sh", "-c", fails)
+    done = farandole(*words, env={variable: str(tmp_path / "t.json")})
+    first, second = (line.removeprefix("[0] ") for line in done.stdout.splitlines())
+    assert first.strip(":") == str(tmp_path / "t.json")
+    assert second.partition(":")[0] == str(tmp_path / "t.restart1.json")  # this variable takes precedence
+    assert "restart" not in farandole(*words, env={variable: "DYNAMIC"}).stdout
+
+
 def test_check_and_completion_as_commands(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import horovod.torch as hvd\nhvd.init()\nimport petastorm.unischema\n")
     done = farandole("check", "train.py", cwd=tmp_path)

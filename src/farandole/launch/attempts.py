@@ -10,6 +10,7 @@ from farandole.launch.elastic.job import ElasticJob
 from farandole.launch.failures import OUTPUT_REFUSED, Failure
 from farandole.launch.job import Job
 from farandole.launch.output import Output
+from farandole.timeline.files import DYNAMIC, restart_path
 
 log = logging.getLogger(__name__)
 
@@ -18,10 +19,10 @@ NUMBER, MOST = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
 
 
 class Attempts:
-    """The attempts of one run: the first, and up to `restarts` further ones."""
+    """The attempts of one run: the first, and up to `restarts` further ones, each with a `timeline` of its own."""
 
-    def __init__(self, restarts: int) -> None:
-        self._restarts = restarts
+    def __init__(self, restarts: int, timeline: str | None = None) -> None:
+        self._restarts, self._timeline = restarts, timeline
         self.failures: list[Failure] = []  # one for each attempt, but not for one that ended well
         self.code = 0  # exit code of the newest attempt
 
@@ -37,6 +38,8 @@ class Attempts:
         All processes of an attempt have ended when the next begins. Lost output is final: its reader is gone."""
         for number in range(self._restarts + 1):
             own = {NUMBER: str(number), MOST: str(self._restarts)} if self._restarts else {}
+            if number > 0 and self._timeline not in (None, DYNAMIC):
+                own["FARANDOLE_TIMELINE"] = str(restart_path(self._timeline, number))
             with open_attempt({**environment, **own}) as job:
                 if isinstance(job, ElasticJob):
                     output.rank_of = functools.partial(_rank_in, job)

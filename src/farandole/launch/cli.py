@@ -205,7 +205,7 @@ def _run(given: Given, elastic: Elastic, settings: Config, environment: Mapping[
     if unusable is not None:
         return unusable
     directory = None if given.output_filename is None else Path(given.output_filename)
-    attempts = Attempts(given.max_restarts)
+    attempts = Attempts(given.max_restarts, settings.timeline)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # ignored on purpose, as below nohup
             signal.signal(number, _signaled)

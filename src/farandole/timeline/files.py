@@ -4,6 +4,8 @@ import os
 import re
 from pathlib import Path
 
+DYNAMIC = "DYNAMIC"  # Horovod's value for a timeline that `start_timeline` starts later
+
 
 def timeline_path(path: str | os.PathLike[str], rank: int) -> Path:
     """Return the file of `rank`: `path` for rank 0, `<stem>.rank<r><suffix>` beside it for rank r."""
@@ -14,8 +16,18 @@ def timeline_path(path: str | os.PathLike[str], rank: int) -> Path:
 def generation_path(path: str | os.PathLike[str], generation: int) -> Path:
     """Return the path for the ranks of a generation of an elastic job: `path` for the first one, number 0, and
     `<stem>.generation<g><suffix>` beside it for generation g."""
+    return _numbered(path, "generation", generation)
+
+
+def restart_path(path: str | os.PathLike[str], restart: int) -> Path:
+    """Return the path for an attempt of a job: `path` for the first one, and `<stem>.restart<r><suffix>` beside it
+    after restart r, so that the failed attempt's trace is kept."""
+    return _numbered(path, "restart", restart)
+
+
+def _numbered(path: str | os.PathLike[str], word: str, number: int) -> Path:
     whole = Path(path)
-    return whole if generation == 0 else whole.with_name(f"{whole.stem}.generation{generation}{whole.suffix}")
+    return whole if number == 0 else whole.with_name(f"{whole.stem}.{word}{number}{whole.suffix}")
 
 
 def sibling_paths(path: Path) -> list[Path]:

@@ -12,14 +12,13 @@ from farandole.core.monitoring.metrics import Metrics
 from farandole.core.monitoring.stalls import StallInspector
 from farandole.core.monitoring.stopped import StoppedRanks
 from farandole.core.monitoring.timeline import Timeline
+from farandole.timeline.files import DYNAMIC
 from farandole.topology import Topology
 
 if TYPE_CHECKING:
     from farandole.core.autotune.tuner import Tuner
 
 log = logging.getLogger(__name__)
-
-DYNAMIC = "DYNAMIC"  # Horovod's value for a timeline that `start_timeline` starts later
 
 
 class Monitors:
