@@ -73,6 +73,26 @@ def test_tensors_are_changed_in_place(binding: Binding) -> None:
     run_ranks(SIZE, body)
 
 
+@pytest.mark.parametrize("hosts", [1, 2], ids=["one host", "two hosts"])
+@pytest.mark.parametrize("length", [8, 300_000])
+@changing
+def test_tensors_of_a_group_may_share_memory(binding: Binding, length: int, hosts: int) -> None:
+    hvd = binding.hvd
+
+    def body(context: Context) -> None:
+        values, half = np.arange(length) % 1000, length // 2
+        for grouped in (hvd.grouped_allreduce_, lambda given, op: hvd.grouped_allreduce_async_(given, op=op).wait()):
+            whole = binding.make(values + context.rank, "float32")
+            other = binding.make(np.full(3, context.rank), "int64")
+            given = [whole, other, whole[half:], whole, whole[: half + 2]]
+            for got, mine in zip(grouped(given, op=hvd.Sum), given, strict=True):
+                assert got is mine
+            np.testing.assert_array_equal(binding.read(whole), 2 * values + 1)
+            assert binding.read(other).tolist() == [1, 1, 1]
+
+    run_ranks(2, body, hosts=hosts)
+
+
 def test_arrays_of_numpy_in_any_order() -> None:
     hvd = BINDINGS[0].hvd
     values = np.arange(6.0).reshape(2, 3)

@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
+from farandole.core.operations.adapter import spans_overlap
 from farandole.errors import InvalidRequest
 
 # Shape and dtype are not known to the type checker; they are checked when an operation is called.
@@ -36,7 +37,7 @@ class MxnetAdapter:
             raise InvalidRequest(name, f"the array is on {device}; pass a copy on mxnet.cpu()")
         # oneDNN leaves results, such as a convolution's, in a layout of its own; MXNDArrayGetData makes it row-major.
         tensor.wait_to_read()
-        check_call(_LIB.MXNDArrayGetData(tensor.handle, ctypes.byref(ctypes.c_void_p())))
+        _address(tensor)
 
     def overwrite(self, tensor: Array, name: str) -> None:
         """Check the array as `check` does. Blocks until no computation of MXNet's reads it."""
@@ -53,6 +54,10 @@ class MxnetAdapter:
         self.check_each(tensors, name)
         mx.nd.waitall()
 
+    def overlap(self, tensors: Sequence[Array]) -> bool:
+        """Return whether two arrays share memory, as slices of one array do."""
+        return spans_overlap(map(_span, tensors))
+
     def refusal(self, tensor: Array) -> str | None:
         """Return the reason if the engine does not support the dtype, else None."""
         if np.dtype(tensor.dtype).kind in "biuf":
@@ -64,8 +69,12 @@ class MxnetAdapter:
         return tensor
 
     def restore(self, values: Array, tensor: Array, write: bool) -> Array:
-        """Return the values: no array was copied."""
-        return values
+        """Return the values, copied to `tensor` if it is to be written."""
+        if not write or values is tensor:
+            return values
+        values.copyto(tensor)
+        tensor.wait_to_read()
+        return tensor
 
     def empty_like(self, tensor: Array) -> Array:
         """Return an uninitialized array of the same kind, shape and dtype."""
@@ -99,6 +108,17 @@ class MxnetAdapter:
     def cast(self, tensor: Array, dtype: object) -> Array:
         """Return a copy in `dtype`."""
         return tensor.astype(dtype)
+
+
+def _address(array: Array) -> int:
+    """Return where an array's values begin, in row-major order; it must be computed."""
+    address = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    return address.value or 0
+
+
+def _span(array: Array) -> tuple[int, int]:
+    return _address(array), array.size * np.dtype(array.dtype).itemsize
 
 
 def _kind(array: Array, like: object) -> Array:

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from farandole.core.operations.adapter import spans_overlap
 from farandole.errors import InvalidRequest
 
 # Shape and dtype are not known to the type checker; they are checked when an operation is called.
@@ -37,6 +38,13 @@ class NumpyAdapter:
     def overwrite_each(self, tensors: Sequence[Array], name: str) -> None:
         """Check each tensor as `overwrite` does."""
         self.check_each(tensors, name)
+
+    def overlap(self, tensors: Sequence[Array]) -> bool:
+        """Return whether two arrays share memory; arrays that are no views, each given once, do not."""
+        if len(set(map(id, tensors))) == len(tensors) and not any(tensor.base is not None for tensor in tensors):
+            return False
+        whole = all(tensor.flags.c_contiguous for tensor in tensors)  # others are copied before the operation
+        return whole and spans_overlap((tensor.ctypes.data, tensor.nbytes) for tensor in tensors)
 
     def refusal(self, tensor: Array) -> str | None:
         """Return the reason if the engine does not support the dtype, else None."""

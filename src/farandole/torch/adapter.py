@@ -6,7 +6,7 @@ import torch
 from torch.autograd import forward_ad, graph
 from torch.utils.dlpack import from_dlpack
 
-from farandole.core.operations.adapter import DeviceResult
+from farandole.core.operations.adapter import DeviceResult, spans_overlap
 from farandole.errors import InvalidRequest
 
 __all__ = ["DTYPES", "TorchAdapter", "increment_versions", "is_expanded"]
@@ -35,6 +35,7 @@ increment_versions: Callable[[Sequence[torch.Tensor]], None] = getattr(
     torch._C, "_increment_version", graph.increment_version
 )
 _is_neg = torch.Tensor.is_neg
+_address, _offset = torch.Tensor.data_ptr, torch.Tensor.storage_offset
 
 
 class TorchAdapter:
@@ -80,6 +81,16 @@ class TorchAdapter:
         """Do as `overwrite` for each."""
         self.check_each(tensors, name)
         increment_versions(tensors)
+
+    def overlap(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether two tensors share memory; those that begin their own storages do not."""
+        try:
+            if len(set(map(_address, tensors))) == len(tensors) and not any(map(_offset, tensors)):
+                return False
+        except RuntimeError:  # a sparse tensor, which the engine refuses
+            return False
+        whole = all(tensor.is_contiguous() for tensor in tensors)  # others are copied before the operation
+        return whole and spans_overlap((tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
 
     def refusal(self, tensor: torch.Tensor) -> str | None:
         """Return the reason if layout, device or dtype, in this order, are not supported, else None."""

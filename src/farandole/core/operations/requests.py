@@ -97,8 +97,9 @@ class Requests(Generic[T]):
     """Methods that submit requests for one framework's tensors.
 
     The engine reads and writes contiguous tensors in place. It gets a contiguous copy of a strided one, because ranks
-    may differ in strides. Other tensors that it cannot use are refused. The engine also refuses requests that are
-    invalid on this rank alone, such as a wrong root, wrong splits, or a name that is in flight. Bindings that
+    may differ in strides, and copies of a group's tensors that share memory and are overwritten, so that each is
+    reduced from its values at the call. Other tensors that it cannot use are refused. The engine also refuses requests
+    that are invalid on this rank alone, such as a wrong root, wrong splits, or a name that is in flight. Bindings that
     differentiate or trace override `run`.
 
     `tensors` are a sequence for a grouped request, else one tensor. With `write`, which allreduces and broadcasts
@@ -174,6 +175,10 @@ class Requests(Generic[T]):
             (adapter.overwrite_each if write else adapter.check_each)(tensors, wire)
         else:
             (adapter.overwrite if write else adapter.check)(tensors, wire)
+        if grouped and write and adapter.overlap(tensors):
+            copies = [adapter.restore(tensor, adapter.empty_like(tensor), True) for tensor in tensors]
+            whole = self._submit(asked._replace(wire=wire), copies, write, now, wake)
+            return Handle(whole, finish=lambda: self._restore_each(whole.wait(), tensors, write))
         if request.splits is not None:
             splits = adapter.read_splits(request.splits, wire)
             if not splits:
