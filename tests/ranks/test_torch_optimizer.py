@@ -436,6 +436,19 @@ def test_sparse_allreduce_equals_the_dense_one() -> None:
     run_ranks(3, body)
 
 
+def test_sparse_averages_of_integers_are_exact() -> None:
+    def body(context: Context) -> None:
+        for dtype in (torch.int8, torch.int32, torch.int64):
+            dense = torch.tensor([1, -1, 100, 0 if context.rank else 7, 0]).to(dtype)
+            result = hvd.sparse_allreduce_async(dense.to_sparse(), f"s{dtype}", hvd.Average)()
+            assert torch.equal(result.to_dense(), hvd.allreduce(dense))
+        for dtype, refusal in ((torch.bool, "cannot be averaged"), (torch.complex64, "is not supported")):
+            with pytest.raises(InvalidRequest, match=refusal):
+                hvd.sparse_allreduce_async(torch.ones(3, dtype=dtype).to_sparse(), "s", hvd.Average)
+
+    run_ranks(3, body)
+
+
 @pytest.mark.parametrize("rows, sent", [([0, 0, 0, 4], 2), ([0, 1, 2, 3, 4, 4], 6), ([3] * 9, 1)])
 def test_entries_at_one_place_are_added_up_first_where_that_saves_time(rows: list[int], sent: int) -> None:
     def body(context: Context) -> None:

@@ -21,8 +21,9 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Start adding (op=Sum) or averaging (op=Average) sparse tensors over all ranks; ranks may differ in entries.
 
-    Never blocks. Returns a function to call once for the sparse result, which waits until every rank has made the
-    request; coalescing the result adds up entries at one place."""
+    An average of integers is exact, and truncated toward zero, as `allreduce`'s; bool tensors cannot be averaged. Never
+    blocks. Returns a function to call once for the sparse result, which waits until every rank has made the request;
+    coalescing the result adds up entries at one place."""
     return start_sparse(tensor, name, op, process_set, wake=True)
 
 
@@ -35,21 +36,28 @@ def start_sparse(
         raise InvalidRequest(shown, "a sparse tensor can be reduced with op=Average or op=Sum only")
     if tensor.layout is not torch.sparse_coo:
         raise InvalidRequest(shown, f"expected a sparse COO tensor, got layout {tensor.layout}")
+    if op == Average and tensor.dtype == torch.bool:
+        raise InvalidRequest(shown, "bool tensors cannot be averaged; use op=Sum (or)")
     size, shape = membership_of(process_set, "grouped_allgather", name).size, tensor.size()
     mine = tensor.detach()
     if _repeats_itself(mine, size):
         mine = mine.coalesce()
     shares = mine._values()
-    if op == Average:
-        # Each rank divides its own entries: fewer than all ranks have together.
-        shares = shares.div(size, rounding_mode=None if shares.is_floating_point() else "trunc")
+    whole = op == Average and not shares.is_floating_point()
+    if op == Average and not whole:
+        shares = shares / size  # each rank divides its own entries: fewer than all ranks have together
     # Indices are gathered by entry, so the entries must be the first dimension.
     parts = [mine._indices().t().contiguous(), shares.contiguous()]
     handle = requests.start(request_of(kinds.ALLGATHER, name, process_set, grouped=True), parts, wake=wake)
 
     def result() -> torch.Tensor:
         indices, values = handle.wait()
-        return torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=True)
+        if not whole:
+            return torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=True)
+        total = torch.sparse_coo_tensor(indices.t(), values.long(), shape, check_invariants=True).coalesce()
+        # A sum of all ranks may not fit the dtype, the average does.
+        means = total.values().div(size, rounding_mode="trunc").to(values.dtype)
+        return torch.sparse_coo_tensor(total.indices(), means, shape, is_coalesced=True, check_invariants=True)
 
     return result
 
