@@ -179,7 +179,7 @@ def test_what_numpy_cannot_hand_out() -> None:
 def test_splits_are_int32_or_a_list() -> None:
     with Context(SoloRendezvous()) as context, use(context):
         rows = torch.ones(4, 2)
-        for splits in (torch.tensor([4]), torch.tensor([[4]], dtype=torch.int32), "4", [4.0]):
+        for splits in (torch.tensor([4]), torch.tensor([[4]], dtype=torch.int32), "4", [4.0], [2**63]):
             with pytest.raises(InvalidRequest, match="splits must be"):
                 hvd.alltoall(rows, splits)
         output, received = hvd.alltoall(rows, torch.tensor([3], dtype=torch.int32))

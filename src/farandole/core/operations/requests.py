@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 
 _KEPT = 16384  # largest number of requests in each table
+_MOST_ROWS = 2**63 - 1  # the engine's sizes have 64 bits
 
 
 def _remembered(make: Callable[P, Request]) -> Callable[P, Request]:
@@ -183,6 +184,8 @@ class Requests(Generic[T]):
             splits = adapter.read_splits(request.splits, wire)
             if not splits:
                 raise InvalidRequest(wire, f"splits is empty; give one number for each of the {membership.size} ranks")
+            if not -_MOST_ROWS <= min(splits) <= max(splits) <= _MOST_ROWS:
+                raise InvalidRequest(wire, f"splits must be numbers of rows, got {splits}")
             request = request._replace(splits=splits)
         outputs = None  # the engine allocates the results
         if write:
