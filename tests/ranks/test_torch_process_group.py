@@ -202,6 +202,10 @@ def test_several_at_once() -> None:
             group.allreduce_coalesced(tensors, now(c10d.AllreduceCoalescedOptions(), asyncOp=asynchronous)).wait()
             assert torch.equal(tensors[0], sum(of_all(2, 3)))
             assert torch.equal(tensors[1], sum(of_all(2, 4, torch.float64)))
+            whole = values(rank, 300_000)
+            shared = [whole, whole[1000:], whole]
+            group.allreduce_coalesced(shared, now(c10d.AllreduceCoalescedOptions(), asyncOp=asynchronous)).wait()
+            assert torch.equal(whole, sum(of_all(2, 300_000)))
             outputs = [torch.empty(6), torch.empty(8)]
             opts = now(c10d.AllgatherOptions(), asyncOp=asynchronous)
             work = group.all_gather_single_coalesced(outputs, [values(rank, 3), values(rank, 4)], opts)

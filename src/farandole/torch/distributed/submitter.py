@@ -14,7 +14,8 @@ from torch.autograd import (  # type: ignore[attr-defined]  # torch's stub lacks
 from farandole.core.operations.request import Request
 from farandole.errors import CollectiveError, MismatchError
 from farandole.torch.distributed.names import Names, SinglePart
-from farandole.torch.distributed.tensors import flat
+from farandole.torch.distributed.streams import note_use
+from farandole.torch.distributed.tensors import ADAPTER, flat
 from farandole.torch.distributed.work import Follower, Results, Transfer, Underway, Work
 
 __all__ = ["Submitter"]
@@ -51,8 +52,19 @@ class Submitter:
         return self.submit(request, signature, (tensor, tensor), [tensor], now)
 
     def reduce_group(self, request: Request, tensors: Sequence[Tensor], now: bool) -> Work:
-        """Reduce several tensors in place; none begins before all are requested on all ranks."""
+        """Reduce several tensors in place; none begins before all are requested on all ranks.
+
+        Each is reduced from its values at the call, also if tensors share memory, as with gloo."""
         results = list(tensors)
+        if ADAPTER.overlap(results):
+            copies = [tensor.clone() for tensor in results]
+
+            def finish() -> None:
+                for tensor, copy in zip(results, copies, strict=True):
+                    tensor.copy_(copy)
+                    note_use(copy)
+
+            return self.reduce_group(request, copies, now).finished_by(finish, results)
         signature = (request.reduction, *((each.dtype, each.shape) for each in results))
         return self.submit(request, signature, (results, results), results, now)
 
