@@ -157,6 +157,9 @@ def test_parameters_in_all_the_forms_people_pass(size: int) -> None:
                 hvd.broadcast_parameters(wrong, 0)
         with pytest.raises(ValueError, match="tensors"):
             hvd.broadcast_parameters([1, 2], 0)
+        for tensor, why in ((torch.eye(2).to_sparse(), "sparse"), (torch.ones(1).expand(2), "expand")):
+            with pytest.raises(InvalidRequest, match=rf"'parameter.last'.*{why}"):
+                hvd.broadcast_parameters({"first": torch.ones(1), "last": tensor}, 0)
         with pytest.raises(InvalidRequest, match="root"):
             hvd.broadcast_parameters(net.state_dict(), size)
 

@@ -12,7 +12,8 @@ import torch
 from farandole.core import default
 from farandole.core.operations.handle import Handle
 from farandole.core.operations.objects import broadcast_object
-from farandole.torch.adapter import DTYPES
+from farandole.errors import InvalidRequest
+from farandole.torch.adapter import DTYPES, is_expanded
 from farandole.torch.ops import broadcast_async_
 from farandole.torch.second_group import warn_of_second_group
 
@@ -22,8 +23,8 @@ def broadcast_parameters(
 ) -> None:
     """Overwrite tensors with those of rank `root_rank`: a state_dict, or a list of tensors or (name, tensor) pairs.
 
-    Blocks until all of the root's tensors have arrived. Raises `ValueError` for other types. Values of a state_dict
-    that are not tensors stay unchanged, with a warning."""
+    Blocks until all of the root's tensors have arrived. Raises `ValueError` for other types, and `InvalidRequest` for
+    sparse and expanded tensors. Values of a state_dict that are not tensors stay unchanged, with a warning."""
     if isinstance(params, Mapping):
         pairs = sorted(params.items())
     elif isinstance(params, list):
@@ -35,7 +36,13 @@ def broadcast_parameters(
         raise ValueError(f"params must hold tensors; {', '.join(others)} are none")
     if others:
         warnings.warn(f"{', '.join(others)}: no tensors, not broadcast; use broadcast_object", stacklevel=2)
-    _broadcast([(name, value) for name, value in pairs if isinstance(value, torch.Tensor)], root_rank, "parameter")
+    tensors = [(name, value) for name, value in pairs if isinstance(value, torch.Tensor)]
+    for name, tensor in tensors:
+        is_dense = tensor.layout is torch.strided
+        if not is_dense or (tensor.numel() and is_expanded(tensor)):
+            what = "its elements share memory (expand)" if is_dense else "it is sparse"
+            raise InvalidRequest(f"parameter.{name}", f"{what}, so it cannot be overwritten; leave it out")
+    _broadcast(tensors, root_rank, "parameter")
 
 
 def broadcast_optimizer_state(
