@@ -266,6 +266,8 @@ def test_a_disagreement_names_the_ranks_and_the_tensor(mode: str) -> None:
         (lambda x: hvd.allgather(x[0]), "at least one dimension"),
         (lambda x: hvd.allreduce(tf.cast(x, tf.int32), op=hvd.Adasum), "Adasum combines floating-point"),
         (lambda x: hvd.reducescatter(x, op=hvd.Max), "Average and Sum only"),
+        (lambda x: hvd.allreduce(tf.sparse.from_dense(x), name="s"), "'allreduce.s': a SparseTensor cannot be sent"),
+        (lambda x: hvd.allgather(tf.RaggedTensor.from_row_lengths(x, [1, 2])), "values and row_splits one by one"),
         (lambda x: hvd.allreduce(x, process_set=hvd.ProcessSet([0])), "add_process_set first"),
     ],
 )

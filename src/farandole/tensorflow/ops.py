@@ -65,7 +65,7 @@ def allreduce(
             return _reduce_slices([tensor], op, name, process_set, ignore_name_scope)[0]
     with _on(device_dense):
         reduction = Reduction(wire_op(compression, op, name), prescale_factor, postscale_factor)
-        smaller, ctx = compression.compress(tf.convert_to_tensor(tensor))
+        smaller, ctx = compression.compress(_dense(tensor, "allreduce", name))
         wire, at = _ask("allreduce", name, [smaller], process_set, ignore_name_scope)
         (reduced,) = nodes.collective(kinds.ALLREDUCE, [smaller], wire, at, reduction=reduction)
         return compression.decompress(reduced, ctx)
@@ -100,7 +100,7 @@ def grouped_allreduce(
         return results
     with _on(device_dense):
         reduction = Reduction(wire_op(compression, op, name), prescale_factor, postscale_factor)
-        pairs = [compression.compress(tf.convert_to_tensor(tensors[place])) for place in dense]
+        pairs = [compression.compress(_dense(tensors[place], "grouped_allreduce", name)) for place in dense]
         smaller = [tensor for tensor, _ in pairs]
         wire, at = _ask("grouped_allreduce", name, smaller, process_set, ignore_name_scope)
         reduced = nodes.collective(kinds.ALLREDUCE, smaller, wire, at, grouped=True, reduction=reduction)
@@ -116,7 +116,7 @@ def allgather(
     process_set: ProcessSet = global_process_set,
 ) -> Dense:
     """Concatenate the ranks' tensors by rank along the first dimension, which may differ between ranks."""
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = _dense(tensor, "allgather", name)
     wire, at = _ask("allgather", name, [tensor], process_set, ignore_name_scope)
     return nodes.collective(kinds.ALLGATHER, [tensor], wire, at)[0]
 
@@ -130,7 +130,7 @@ def grouped_allgather(
     """Gather several tensors together, as `allgather`; none begins before all are requested on all ranks."""
     if not tensors:
         return []
-    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    given = [_dense(tensor, "grouped_allgather", name) for tensor in tensors]
     wire, at = _ask("grouped_allgather", name, given, process_set, ignore_name_scope)
     return nodes.collective(kinds.ALLGATHER, given, wire, at, grouped=True)
 
@@ -143,7 +143,7 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> Dense:
     """Return the tensor of rank `root_rank`; the ranks' shapes and dtypes must be equal."""
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = _dense(tensor, "broadcast", name)
     wire, at = _ask("broadcast", name, [tensor], process_set, ignore_name_scope)
     return nodes.collective(kinds.BROADCAST, [tensor], wire, at, root=_place_of(root_rank, wire, process_set))[0]
 
@@ -158,7 +158,7 @@ def grouped_broadcast(
     """Broadcast several tensors together, as `broadcast`; none begins before all are requested on all ranks."""
     if not tensors:
         return []
-    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    given = [_dense(tensor, "grouped_broadcast", name) for tensor in tensors]
     wire, at = _ask("grouped_broadcast", name, given, process_set, ignore_name_scope)
     return nodes.collective(
         kinds.BROADCAST, given, wire, at, grouped=True, root=_place_of(root_rank, wire, process_set)
@@ -176,7 +176,7 @@ def alltoall(
 
     Without `splits` every rank gets an equal part. With `splits` the result is a pair: the rows, and the number of rows
     from each rank."""
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = _dense(tensor, "alltoall", name)
     wire, at = _ask("alltoall", name, [tensor], process_set, ignore_name_scope)
     received, counts = nodes.alltoall(tensor, _whole_numbers([] if splits is None else splits, wire), wire, at)
     return received if splits is None else (received, counts)
@@ -199,7 +199,7 @@ def reducescatter(
     op = wire_op(compression, op, name, kinds.REDUCESCATTER)
     reduction = Reduction(op, prescale_factor, postscale_factor)
     with _on(device_dense):
-        smaller, ctx = compression.compress(tf.convert_to_tensor(tensor))
+        smaller, ctx = compression.compress(_dense(tensor, "reducescatter", name))
         wire, at = _ask("reducescatter", name, [smaller], process_set, ignore_name_scope)
         (rows,) = nodes.collective(kinds.REDUCESCATTER, [smaller], wire, at, reduction=reduction)
         return compression.decompress(rows, ctx)
@@ -220,7 +220,7 @@ def grouped_reducescatter(
     op = wire_op(compression, op, None, kinds.REDUCESCATTER)
     reduction = Reduction(op, prescale_factor, postscale_factor)
     with _on(device_dense):
-        pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+        pairs = [compression.compress(_dense(tensor, "grouped_reducescatter", None)) for tensor in tensors]
         smaller = [tensor for tensor, _ in pairs]
         wire, at = _ask("grouped_reducescatter", None, smaller, process_set, False)
         rows = nodes.collective(kinds.REDUCESCATTER, smaller, wire, at, grouped=True, reduction=reduction)
@@ -237,6 +237,15 @@ def join() -> Dense:
 def barrier(process_set: ProcessSet = global_process_set) -> tf.Operation | None:
     """Block until every rank has called it; in a graph, return a node that does so."""
     return nodes.barrier("barrier", address_of(process_set, "barrier"))
+
+
+def _dense(given: Given, kind: str, name: str | None) -> Dense:
+    """Return `given` as a tensor; refuse those that consist of several."""
+    if isinstance(given, (tf.RaggedTensor, tf.SparseTensor)):
+        parts = "values and row_splits" if isinstance(given, tf.RaggedTensor) else "values and indices"
+        text = f"a {type(given).__name__} cannot be sent; pass its {parts} one by one, or a dense tensor"
+        raise _refused(InvalidRequest(kind if name is None else f"{kind}.{name}", text))
+    return tf.convert_to_tensor(given)
 
 
 def _ask(
