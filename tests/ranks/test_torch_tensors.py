@@ -24,6 +24,7 @@ REFUSED = {
     "sparse": torch.zeros(3).to_sparse(),
     "meta": torch.zeros(3, device="meta"),
     "negated": torch._neg_view(torch.ones(3)),
+    "nested": torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
 }
 
 

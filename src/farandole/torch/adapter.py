@@ -94,6 +94,8 @@ class TorchAdapter:
 
     def refusal(self, tensor: torch.Tensor) -> str | None:
         """Return the reason if layout, device or dtype, in this order, are not supported, else None."""
+        if tensor.is_nested:
+            return "a nested tensor cannot be sent; pass its values and offsets one by one, or to_padded_tensor(0.0)"
         if tensor.layout is not torch.strided:
             return f"a sparse tensor ({tensor.layout}) cannot be sent; use sparse_allreduce_async or to_dense()"
         if not (tensor.is_cpu or tensor.is_cuda):

@@ -38,9 +38,9 @@ def broadcast_parameters(
         warnings.warn(f"{', '.join(others)}: no tensors, not broadcast; use broadcast_object", stacklevel=2)
     tensors = [(name, value) for name, value in pairs if isinstance(value, torch.Tensor)]
     for name, tensor in tensors:
-        is_dense = tensor.layout is torch.strided
+        is_dense = tensor.layout is torch.strided and not tensor.is_nested
         if not is_dense or (tensor.numel() and is_expanded(tensor)):
-            what = "its elements share memory (expand)" if is_dense else "it is sparse"
+            what = "its elements share memory (expand)" if is_dense else "it is sparse or nested"
             raise InvalidRequest(f"parameter.{name}", f"{what}, so it cannot be overwritten; leave it out")
     _broadcast(tensors, root_rank, "parameter")
 
