@@ -83,12 +83,11 @@ class TorchAdapter:
         increment_versions(tensors)
 
     def overlap(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether two tensors share memory; those that begin their own storages do not."""
-        try:
-            if len(set(map(_address, tensors))) == len(tensors) and not any(map(_offset, tensors)):
-                return False
-        except RuntimeError:  # a sparse tensor, which the engine refuses
-            return False
+        """Return whether two tensors share memory."""
+        if any(tensor.layout is not torch.strided for tensor in tensors):
+            return False  # the engine refuses them, and they have no address
+        if len(set(map(_address, tensors))) == len(tensors) and not any(map(_offset, tensors)):
+            return False  # each begins its own storage
         whole = all(tensor.is_contiguous() for tensor in tensors)  # others are copied before the operation
         return whole and spans_overlap((tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
 

@@ -49,9 +49,7 @@ class Adapter(Protocol[T]):
         """Do as `overwrite` for all tensors of a group, but faster."""
 
     def overlap(self, tensors: Sequence[T]) -> bool:
-        """Return whether any two of the tensors share memory; quickly if none do.
-
-        The answer for tensors that the engine refuses does not matter."""
+        """Return whether any two of the tensors share memory, once the engine has refused a group to overwrite."""
 
     def refusal(self, tensor: T) -> str | None:
         """Return the reason, in the framework's terms, why the engine cannot use a tensor; None if it can."""

@@ -176,10 +176,6 @@ class Requests(Generic[T]):
             (adapter.overwrite_each if write else adapter.check_each)(tensors, wire)
         else:
             (adapter.overwrite if write else adapter.check)(tensors, wire)
-        if grouped and write and adapter.overlap(tensors):
-            copies = [adapter.restore(tensor, adapter.empty_like(tensor), True) for tensor in tensors]
-            whole = self._submit(asked._replace(wire=wire), copies, write, now, wake)
-            return Handle(whole, finish=lambda: self._restore_each(whole.wait(), tensors, write))
         if request.splits is not None:
             splits = adapter.read_splits(request.splits, wire)
             if not splits:
@@ -199,7 +195,10 @@ class Requests(Generic[T]):
             else:
                 part = engine.start(request, wire, tensors, outputs, wake)
         except Exception as error:
-            dense = self._dense(error, tensors if grouped else (tensors,), repeat(wire), write)
+            if grouped and write and adapter.overlap(tensors):
+                dense = [adapter.restore(tensor, adapter.empty_like(tensor), True) for tensor in tensors]
+            else:
+                dense = self._dense(error, tensors if grouped else (tensors,), repeat(wire), write)
         else:
             if outputs is not None:
                 return Handle(part, outputs)
