@@ -2,27 +2,25 @@
 
 Importing this package loads no framework and no native code; `farandole.torch` and its siblings do."""
 
-from importlib import import_module
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False  # of `typing`, whose import takes longer than all that is here
+from farandole import errors
+from farandole.config import Config
+
 if TYPE_CHECKING:
-    from farandole import config, errors
-    from farandole.config import Config
     from farandole.launch.run import run
 
-__all__ = ["Config", "__version__", "config", "errors", "run"]
+__all__ = ["Config", "__version__", "errors", "run"]
 
 __version__ = "0.1.0"
 
-_MODULES = {"Config": "farandole.config", "run": "farandole.launch.run"}  # of names
-
 
 def __getattr__(name: str) -> object:
-    # PEP 562: a command, and Ctrl-C in it, does not wait for imports that it may not need.
-    if name in ("config", "errors"):
-        return import_module(f"farandole.{name}")
-    if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
+    if name == "run":
+        # PEP 562: `run` imports the launcher, which most users of this package never need.
+        from farandole.launch.run import run
+
+        return run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

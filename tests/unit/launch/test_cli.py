@@ -255,7 +255,7 @@ INTERRUPTED_IMPORT = """
 import os, signal, sys
 class Interrupt:
     def find_spec(self, name, path, target=None):
-        if name == "farandole.config":
+        if name == "farandole.launch.options":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupt())
 import importlib
