@@ -78,11 +78,12 @@ def test_old_times_within_arrays_that_nanoseconds_do_not_reach_are_refused(
     rows: list[object] = [near, far]
     for length in shape:
         kind, rows = pa.list_(kind, length), [[each] for each in rows]
-    table = pa.table({"at": pa.array([*rows, None], kind)})
+    last = None if shape == (-1,) else rows[0]  # Arrow 16 reads no nulls among lists of one length
+    table = pa.table({"at": pa.array([*rows, last], kind)})
     pq.write_table(table, tmp_path / "1.parquet", row_group_size=1, use_deprecated_int96_timestamps=True)
     source = ParquetSource(str(tmp_path))
     read = [source.read(group, ["at"])["at"].cast(kind) for group in (source.row_groups[0], source.row_groups[2])]
-    assert [each.to_pylist() for each in read] == [rows[:1], [None]]
+    assert [each.to_pylist() for each in read] == [rows[:1], [last]]
     with pytest.raises(DataError, match=r"column 'at': .*1.parquet holds times before 1677 or after 2262 as INT96"):
         source.read(source.row_groups[1], ["at"])
 
