@@ -1,4 +1,4 @@
-"""What a `KerasEstimator` refuses before any rank starts."""
+"""Refusals of a `KerasEstimator` before any rank starts."""
 
 from typing import Any
 

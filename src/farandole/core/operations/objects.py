@@ -65,6 +65,7 @@ def broadcast_object(
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
     """Return copies of the objects of all ranks, in rank order; they are pickled by cloudpickle.
 
+    Instances of a class in the program's own file become instances of the receiver's, as with `broadcast_object`.
     Blocks until every rank has sent its object. If one cannot be pickled, its rank raises the error of cloudpickle, and
     the other ranks raise `InvalidRequest` with its text.
     """
