@@ -21,7 +21,10 @@ from helpers.ranks import run_ranks
 
 # Lightning's hints on this machine and on so small a training.
 pytestmark = pytest.mark.filterwarnings(
-    r"ignore:The `srun` command", "ignore:The '.*_dataloader' does not have many workers", "ignore:`isinstance"
+    r"ignore:The `srun` command",
+    "ignore:The '.*_dataloader' does not have many workers",
+    "ignore:Using `DistributedSampler` with the dataloaders",
+    "ignore:`isinstance",
 )
 
 
