@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bind/bound.h"
+#include "bind/overlap.h"
 #include "bind/released.h"
 #include "bind/request.h"
 
@@ -52,17 +53,13 @@ bool are_free(std::span<const OperationPtr> operations) {
   return true;
 }
 
-/// Returns whether two of the outputs have a byte in common.
 template <class Tensors>
-bool share_memory(const Tensors& tensors) {
-  std::vector<std::pair<const std::byte*, size_t>> spans;
+Spans outputs_of(const Tensors& tensors) {
+  Spans spans;
   spans.reserve(tensors.size());
   for (const auto& each : tensors)
-    if (each.output && each.output->bytes() > 0) spans.emplace_back(each.output->data, each.output->bytes());
-  std::ranges::sort(spans);
-  const auto next = std::ranges::adjacent_find(
-      spans, [](const auto& one, const auto& other) { return one.first + one.second > other.first; });
-  return next != spans.end();
+    if (each.output) spans.emplace_back(each.output->data, each.output->bytes());
+  return spans;
 }
 
 template <class Tensors>
@@ -116,7 +113,7 @@ std::vector<Calls::Tensors> Calls::members_of(const RequestView& request, nb::ha
     const nb::handle output = results.size() != 0 ? nb::handle(results[i].ptr()) : nb::handle(none);
     all.push_back(tensors_of(request.kind, request.name, given[i].ptr(), output));
   }
-  if (results.size() > 1 && share_memory(all))
+  if (results.size() > 1 && overlap(outputs_of(all)))
     throw Error::invalid(std::string(request.name), "two outputs of the group share memory; pass copies");
   return all;
 }

@@ -1,5 +1,7 @@
 #include "bind/capture.h"
 
+#include <nanobind/stl/string.h>
+
 #include <atomic>
 #include <mutex>
 #include <string>

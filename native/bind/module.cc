@@ -28,6 +28,7 @@
 #include "bind/errors.h"
 #include "bind/fabrics.h"
 #include "bind/handle.h"
+#include "bind/overlap.h"
 #include "bind/read_files.h"
 #include "bind/released.h"
 #include "bind/request.h"
@@ -280,6 +281,7 @@ NB_MODULE(_native, m) {
   define_bound(m);
   define_trace(m);
   define_plugins(m);
+  m.def("share_memory", &share_memory, "tensors"_a, nb::sig("def share_memory(tensors: Sequence[object]) -> bool"));
   m.def("simd_level", &simd_level);
   m.def("feed_error", &feed_error_of, "values"_a, "error"_a,
         nb::sig("def feed_error(values: object, error: object) -> None"));

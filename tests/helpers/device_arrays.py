@@ -224,9 +224,6 @@ class _Adapter:
 
     overwrite_each = check_each
 
-    def overlap(self, tensors: Sequence[DeviceArray]) -> bool:
-        return False  # each has memory of its own
-
     def refusal(self, tensor: DeviceArray) -> str | None:
         return None
 

@@ -56,10 +56,6 @@ class JaxAdapter:
         for tensor in tensors:
             self.overwrite(tensor, name)
 
-    def overlap(self, tensors: Sequence[Array]) -> bool:
-        """Return False: arrays are not overwritten."""
-        return False
-
     def refusal(self, tensor: Array) -> str | None:
         """Return why the engine cannot use the array, or None."""
         return _elsewhere(tensor) or unsupported(tensor)

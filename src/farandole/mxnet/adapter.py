@@ -9,7 +9,6 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
-from farandole.core.operations.adapter import spans_overlap
 from farandole.errors import InvalidRequest
 
 # Shape and dtype are not known to the type checker; they are checked when an operation is called.
@@ -53,10 +52,6 @@ class MxnetAdapter:
         """Check each array as `check` does. Blocks until MXNet is idle: waiting for each array takes 80 us."""
         self.check_each(tensors, name)
         mx.nd.waitall()
-
-    def overlap(self, tensors: Sequence[Array]) -> bool:
-        """Return whether two arrays share memory, as slices of one array do."""
-        return spans_overlap(map(_span, tensors))
 
     def refusal(self, tensor: Array) -> str | None:
         """Return the reason if the engine does not support the dtype, else None."""
@@ -115,10 +110,6 @@ def _address(array: Array) -> int:
     address = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return address.value or 0
-
-
-def _span(array: Array) -> tuple[int, int]:
-    return _address(array), array.size * np.dtype(array.dtype).itemsize
 
 
 def _kind(array: Array, like: object) -> Array:

@@ -6,7 +6,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from farandole.core.operations.adapter import spans_overlap
 from farandole.errors import InvalidRequest
 
 # Shape and dtype are not known to the type checker; they are checked when an operation is called.
@@ -38,11 +37,6 @@ class NumpyAdapter:
     def overwrite_each(self, tensors: Sequence[Array], name: str) -> None:
         """Check each tensor as `overwrite` does."""
         self.check_each(tensors, name)
-
-    def overlap(self, tensors: Sequence[Array]) -> bool:
-        """Return whether two arrays share memory."""
-        whole = all(tensor.flags.c_contiguous for tensor in tensors)  # others are copied before the operation
-        return whole and spans_overlap((tensor.ctypes.data, tensor.nbytes) for tensor in tensors)
 
     def refusal(self, tensor: Array) -> str | None:
         """Return the reason if the engine does not support the dtype, else None."""

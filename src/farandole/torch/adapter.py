@@ -6,7 +6,7 @@ import torch
 from torch.autograd import forward_ad, graph
 from torch.utils.dlpack import from_dlpack
 
-from farandole.core.operations.adapter import DeviceResult, spans_overlap
+from farandole.core.operations.adapter import DeviceResult
 from farandole.errors import InvalidRequest
 
 __all__ = ["DTYPES", "TorchAdapter", "increment_versions", "is_expanded"]
@@ -35,7 +35,6 @@ increment_versions: Callable[[Sequence[torch.Tensor]], None] = getattr(
     torch._C, "_increment_version", graph.increment_version
 )
 _is_neg = torch.Tensor.is_neg
-_address, _offset = torch.Tensor.data_ptr, torch.Tensor.storage_offset
 
 
 class TorchAdapter:
@@ -81,15 +80,6 @@ class TorchAdapter:
         """Do as `overwrite` for each."""
         self.check_each(tensors, name)
         increment_versions(tensors)
-
-    def overlap(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether two tensors share memory."""
-        if any(tensor.layout is not torch.strided for tensor in tensors):
-            return False  # the engine refuses them, and they have no address
-        if len(set(map(_address, tensors))) == len(tensors) and not any(map(_offset, tensors)):
-            return False  # each begins its own storage
-        whole = all(tensor.is_contiguous() for tensor in tensors)  # others are copied before the operation
-        return whole and spans_overlap((tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
 
     def refusal(self, tensor: torch.Tensor) -> str | None:
         """Return the reason if layout, device or dtype, in this order, are not supported, else None."""

@@ -1,6 +1,7 @@
-"""Tests of requests: made once when they recur, and named for the wire. And of handles."""
+"""Tests of requests: made once when they recur, and named for the wire. Of memory that they share, and of handles."""
 
 import threading
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -15,6 +16,7 @@ from farandole.core.operations.requests import allreduce_request, request_of
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 
 EVERYONE = global_process_set
+ROWS = np.ones((4, 3))
 
 
 @pytest.mark.parametrize("prescale", [1.0, 0.5])
@@ -101,3 +103,20 @@ def test_a_signal_handler_may_wait_while_the_result_is_made() -> None:
     waiter.start()
     waiter.join(20)
     assert len(seen) == 2 and seen[0] is seen[1] is handle.wait()
+
+
+@pytest.mark.parametrize(
+    "tensors, shared",
+    [
+        ([], False),
+        ((ROWS[:2], ROWS[2:]), False),
+        ([ROWS[:2], ROWS[1:]], True),
+        ([ROWS, ROWS], True),
+        ([ROWS[:0], ROWS], False),
+        ([ROWS.T, ROWS.T], False),
+        ([ROWS, ROWS, "a text"], False),
+    ],
+    ids=["none", "neighbours", "rows", "all", "empty", "strided", "no tensor"],
+)
+def test_memory_that_tensors_share_is_found(tensors: Sequence[object], shared: bool) -> None:
+    assert _native.share_memory(tensors) == shared

@@ -1,7 +1,6 @@
 """Interface to a framework's tensors; all other code is written once, in `core`."""
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
@@ -48,9 +47,6 @@ class Adapter(Protocol[T]):
     def overwrite_each(self, tensors: Sequence[T], name: str) -> None:
         """Do as `overwrite` for all tensors of a group, but faster."""
 
-    def overlap(self, tensors: Sequence[T]) -> bool:
-        """Return whether any two of the tensors share memory, once the engine has refused a group to overwrite."""
-
     def refusal(self, tensor: T) -> str | None:
         """Return the reason, in the framework's terms, why the engine cannot use a tensor; None if it can."""
 
@@ -84,9 +80,3 @@ class Adapter(Protocol[T]):
 
     def dtype(self, tensor: T) -> object:
         """Return the framework's dtype object."""
-
-
-def spans_overlap(spans: Iterable[tuple[int, int]]) -> bool:
-    """Return whether two pieces of memory have a byte in common; each is an address and a number of bytes."""
-    ordered = sorted(span for span in spans if span[1])
-    return any(start + size > follower for (start, size), (follower, _) in pairwise(ordered))

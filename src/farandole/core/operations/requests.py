@@ -195,7 +195,7 @@ class Requests(Generic[T]):
             else:
                 part = engine.start(request, wire, tensors, outputs, wake)
         except Exception as error:
-            if grouped and write and adapter.overlap(tensors):
+            if grouped and write and _native.share_memory(tensors):
                 dense = [adapter.restore(tensor, adapter.empty_like(tensor), True) for tensor in tensors]
             else:
                 dense = self._dense(error, tensors if grouped else (tensors,), repeat(wire), write)

@@ -11,11 +11,12 @@ from torch.autograd import (  # type: ignore[attr-defined]  # torch's stub lacks
     profiler,
 )
 
+from farandole import _native
 from farandole.core.operations.request import Request
 from farandole.errors import CollectiveError, MismatchError
 from farandole.torch.distributed.names import Names, SinglePart
 from farandole.torch.distributed.streams import note_use
-from farandole.torch.distributed.tensors import ADAPTER, flat
+from farandole.torch.distributed.tensors import flat
 from farandole.torch.distributed.work import Follower, Results, Transfer, Underway, Work
 
 __all__ = ["Submitter"]
@@ -56,7 +57,7 @@ class Submitter:
 
         Each is reduced from its values at the call, also if tensors share memory, as with gloo."""
         results = list(tensors)
-        if ADAPTER.overlap(results):
+        if _native.share_memory(results):
             copies = [tensor.clone() for tensor in results]
 
             def finish() -> None:
