@@ -182,6 +182,20 @@ def test_what_is_no_log_is_refused_with_its_place(tmp_path: Path, text: str, pro
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize("text", ['{"lr": 0.1}', "phase\rranks"])
+def test_another_file_of_one_line_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "settings.json"
+    path.write_bytes(text.encode())
+    with pytest.raises(ConfigError, match=re.escape(f"{path} is not a log of autotune, which begins with phase,ranks")):
+        TuningLog(str(path))
+    assert path.read_bytes() == text.encode()
+    # A kill may leave the beginning of a log's first line.
+    path.write_text("phase,rank")
+    with TuningLog(str(path)) as log:
+        assert not log.rows
+    assert path.read_text() == f"{','.join(HEAD)}\n"
+
+
 def test_a_log_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"autotune_log: cannot read and write .*No such file"):
         TuningLog(str(tmp_path / "none" / "log.csv"))

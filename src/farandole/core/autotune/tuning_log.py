@@ -57,7 +57,8 @@ class TuningLog(Closing):
     """Reads an existing log, and then appends to it. Without a path the log is empty, and `add` writes nothing.
 
     The constructor raises `ConfigError` with the file and the first invalid line, or with the reason why it cannot open
-    the file. A last line without a line end, as a killed job leaves it, is skipped and overwritten."""
+    the file. A last line without a line end, as a killed job leaves it, is skipped and overwritten. No other file is
+    changed."""
 
     def __init__(self, path: str | None) -> None:
         self.rows: list[Row] = []
@@ -109,6 +110,10 @@ class TuningLog(Closing):
     def _read(self, text: str, path: str) -> str:
         """Parse all whole lines of `text` into `rows`; return these lines."""
         whole = text[: text.rfind("\n") + 1]
+        head = ",".join(HEAD)
+        if not whole and not head.startswith(text):  # another file, of one line without a line end: nothing was cut off
+            problem = f"is not a log of autotune, which begins with {head}; name another file"
+            raise ConfigError("autotune_log", f"{path} {problem}")
         if whole != text:
             log.warning("%s ends in the middle of a line, which is left out", Path(path).name)
         for number, line in enumerate(whole.split("\n")[:-1], 1):
@@ -117,7 +122,7 @@ class TuningLog(Closing):
                 if number > 1:
                     self.rows.append(Row.read(cells))
                 elif tuple(cells) != HEAD:
-                    raise ValueError(f"a log begins with {','.join(HEAD)}")
+                    raise ValueError(f"a log begins with {head}")
             except (ValueError, csv.Error) as error:
                 raise ConfigError(
                     "autotune_log", f"{path}, line {number} cannot be read: {error}; mend it, or name another file"
