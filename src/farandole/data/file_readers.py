@@ -6,7 +6,6 @@ over all shards, in an order that changes with the epoch. docs/guide/data.md lis
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 from farandole.data.formats.cache import CachedSource
 from farandole.data.formats.columns import SchemaField, columns_by_pattern
@@ -59,7 +58,7 @@ def _read_files(
         )
     if options.cache_type == "local-disk":
         assert options.cache_location is not None, "checked with the options"
-        source = CachedSource(source, Path(options.cache_location), options.cache_size_limit or _DEFAULT_CACHE_LIMIT)
+        source = CachedSource(source, options.cache_location, options.cache_size_limit or _DEFAULT_CACHE_LIMIT)
     source = selected(source, options, batched=batched)
     columns = columns_by_pattern(source.schema, schema_fields, warn=not options.cur_shard)
     rows, shards = int(rows_in(source.row_groups).sum()), options.shard_count or 1

@@ -43,10 +43,11 @@ class CachedSource(DerivedSource):
     be pickled.
     """
 
-    def __init__(self, source: Source, folder: Path, limit: int) -> None:
+    def __init__(self, source: Source, folder: str | os.PathLike[str], limit: int) -> None:
         if limit < 1:
             raise ConfigError("limit", f"must be >= 1 byte, got {limit}")
         super().__init__(source)
+        folder = Path(folder)
         self._folder, self._limit = folder, limit
         self._room = 0  # bytes to write before the folder is listed again; threads may count a file too few
         if self.row_groups:

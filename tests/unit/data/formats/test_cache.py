@@ -53,8 +53,8 @@ def test_row_groups_are_read_once(tmp_path: Path) -> None:
     expected = [*range(rows)] * 3
     assert sorted(read(CachedSource(source, tmp_path / "cache", 1 << 20))) == sorted(expected)
     assert source.reads == 5
-    # Another job finds what the first one left, and the same rows as without a cache.
-    assert read(CachedSource(source, tmp_path / "cache", 1 << 20)) == read(Counting(str(tmp_path / "data")))
+    # Another job finds what the first one left, and the same rows as without a cache. It may name the folder by a text.
+    assert read(CachedSource(source, str(tmp_path / "cache"), 1 << 20)) == read(Counting(str(tmp_path / "data")))
     assert source.reads == 5
 
 
