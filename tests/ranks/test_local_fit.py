@@ -140,6 +140,10 @@ def test_wrong_rows_are_refused_before_ranks_start() -> None:
         estimator().fit([1, 2])
     with pytest.raises(DataError, match="'y': Arrow cannot hold it"):
         estimator().fit(rows().assign(y=[object()] * 40))
+    with pytest.raises(DataError, match=r"'y': Arrow cannot hold it: .* too large .*; make it numbers or arrays"):
+        estimator().fit(rows().assign(y=[2**70] * 40))
+    with pytest.raises(DataError, match="column 'z': is not in the DataFrame, which has x, flag, y"):
+        estimator(feature_cols=["z"]).fit(rows().assign(text="\ud800"))
     with pytest.raises(DataError, match="there are no rows in the DataFrame"):
         estimator().fit(pd.DataFrame({"x": [], "flag": [], "y": []}))
     with pytest.raises(ConfigError, match="dataset: is an empty path"):

@@ -21,6 +21,7 @@ from farandole.spark.rows.disks import local_directory
 
 GROUP = 1 << 16  # rows of a row group
 BATCH = 10_000  # rows that a model predicts at once, as in Spark
+_HOLDABLE = "make it numbers or arrays of numbers, a vector of pyspark.ml by its toArray()"
 _SEVERAL = "is the name of several columns; give each its own"
 
 
@@ -126,7 +127,7 @@ def _as_table(frame: pd.DataFrame, needed: Sequence[str]) -> pa.Table:
             continue
         try:
             columns[name] = pa.array(frame.iloc[:, place], from_pandas=True)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OverflowError, UnicodeError) as error:  # integers, and texts, that no type holds
             if name in needed:
-                raise DataError(name, f"Arrow cannot hold it: {error}") from error
+                raise DataError(name, f"Arrow cannot hold it: {error}; {_HOLDABLE}") from error
     return pa.table(columns)
