@@ -97,3 +97,22 @@ def test_what_horovods_own_tests_ask_of_its_inside(hvd: ModuleType) -> None:
         assert basics._get_process_set_ids_and_ranks() == {0: [0, 1]}
 
     run_ranks(2, body)
+
+
+def test_the_sum_inside_mpi_ops_that_programs_call(hvd: ModuleType) -> None:
+    def body(context: Context) -> tuple[object, object, object]:
+        mine = tf.constant([1.0 + context.rank])
+        whole = hvd.mpi_ops._allreduce(mine, name="w")
+        halved = hvd._allreduce(mine, op=hvd.Average, prescale_factor=0.5)
+        return whole.numpy().tolist(), halved.numpy().tolist(), hvd._allreduce is hvd.mpi_ops._allreduce
+
+    assert run_ranks(2, body) == [([3.0], [0.75], True)] * 2
+
+
+def test_the_classes_of_optimizers_that_programs_compare(hvd: ModuleType) -> None:
+    def body(context: Context) -> None:
+        plain = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+        assert isinstance(plain, hvd._LegacyOptimizer) and not isinstance(plain, hvd._DistributedOptimizer)
+        assert isinstance(hvd.DistributedOptimizer(plain), hvd._DistributedOptimizer)
+
+    run_ranks(2, body)

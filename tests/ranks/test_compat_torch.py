@@ -51,3 +51,8 @@ def test_names_of_parameters_can_be_read_and_are_the_same_on_all_ranks(hvd: Modu
 
     one, other = run_ranks(2, body)
     assert one == other
+
+
+def test_the_error_and_process_sets_are_imported_from_mpi_ops_too(hvd: ModuleType) -> None:
+    for name in ("HorovodInternalError", "ProcessSet", "global_process_set", "add_process_set", "remove_process_set"):
+        assert getattr(hvd.mpi_ops, name) is getattr(hvd, name)

@@ -103,6 +103,7 @@ def _compression(framework: str) -> dict[str, str]:
 # Names that Horovod's own tests use, and programs that were written after them.
 _OPERATIONS = _from("farandole.compat.basics", "HorovodBasics _basics")
 _EAGERLY = {"_executing_eagerly": "tensorflow:executing_eagerly"}
+_TENSORFLOW_SUM = _from("farandole.compat.tensorflow_ops", "_allreduce")
 _CHECK_EXTENSION = _from("farandole.compat.horovod_util", "check_extension")
 _INTERRUPT = _from("farandole.elastic", "HostsUpdatedInterrupt")
 _DATA = _from("farandole.compat.data_loader", "BaseDataLoader AsyncDataLoaderMixin")
@@ -147,7 +148,7 @@ MODULES: Mapping[str, Module] = {
     "horovod.torch.mpi_ops": Module(
         by="farandole.torch",
         own=_OPERATIONS,
-        known=_TORCH_OPS,
+        known=f"{_TORCH_OPS} {_PROCESS_SETS} HorovodInternalError",
     ),
     "horovod.torch.functions": Module(by="farandole.torch", known=_TORCH_STATE),
     "horovod.torch.optimizer": Module(
@@ -175,14 +176,24 @@ MODULES: Mapping[str, Module] = {
     "horovod.tensorflow": Module(
         by="farandole.tensorflow",
         every=True,
-        own={**_CHECK_EXTENSION, **_EAGERLY},
+        own={
+            **_CHECK_EXTENSION,
+            **_EAGERLY,
+            **_TENSORFLOW_SUM,
+            "_DistributedOptimizer": "farandole.tensorflow.optimizer:_Distributed",
+            "_LegacyOptimizer": "tensorflow.compat.v1.train:Optimizer",
+        },
         parts="mpi_ops compression functions gradient_aggregation gradient_aggregation_eager sync_batch_norm util "
         "elastic",
         known=_TENSORFLOW,
         needs="tensorflow",
     ),
     "horovod.tensorflow.elastic": Module(by="farandole.tensorflow.elastic", every=True, known=_TENSORFLOW_ELASTIC),
-    "horovod.tensorflow.mpi_ops": Module(by="farandole.tensorflow", own=_OPERATIONS, known=_TENSORFLOW_OPS),
+    "horovod.tensorflow.mpi_ops": Module(
+        by="farandole.tensorflow",
+        own={**_OPERATIONS, **_EAGERLY, **_TENSORFLOW_SUM},
+        known=_TENSORFLOW_OPS,
+    ),
     "horovod.tensorflow.util": Module(own=_EAGERLY),
     "horovod.tensorflow.functions": Module(by="farandole.tensorflow", known=_TENSORFLOW_STATE),
     "horovod.tensorflow.compression": Module(
