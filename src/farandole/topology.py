@@ -276,6 +276,7 @@ class JobEnvironment:
     cross_rank: int | None = None
     cross_size: int | None = None
     torch_store: str = ""  # "host:port" at which rank 0 can serve torch's store
+    host: str = ""  # the name of the rank's host, for programs of Horovod
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -309,6 +310,7 @@ class JobEnvironment:
             generation=_whole_number(env, "FARANDOLE_GENERATION", 0),
             job=env.get("FARANDOLE_JOB", ""),
             torch_store=env.get("FARANDOLE_TORCH_STORE", ""),
+            host=env.get("HOROVOD_HOSTNAME", ""),
             **{
                 name: _whole_number(env, f"FARANDOLE_{name.upper()}")
                 for name in _PLACES
@@ -317,10 +319,10 @@ class JobEnvironment:
         )
 
     @classmethod
-    def of(cls, topology: Topology, *, rendezvous: str, secret: bytes, job: str, torch_store: str) -> Self:
-        """Make the variables of the rank at `topology`."""
+    def of(cls, topology: Topology, *, host: str, rendezvous: str, secret: bytes, job: str, torch_store: str) -> Self:
+        """Make the variables of the rank at `topology`, on the host named `host`."""
         places = {name: getattr(topology, name) for name in ("rank", "size", *_PLACES)}
-        return cls(rendezvous=rendezvous, secret=secret, job=job, torch_store=torch_store, **places)
+        return cls(host=host, rendezvous=rendezvous, secret=secret, job=job, torch_store=torch_store, **places)
 
     @classmethod
     def without_torch(cls, env: Mapping[str, str] | None = None) -> Self | None:
@@ -348,6 +350,8 @@ class JobEnvironment:
         variables["FARANDOLE_JOB"] = self.job
         if self.torch_store:
             variables["FARANDOLE_TORCH_STORE"] = self.torch_store
+        if self.host:
+            variables["HOROVOD_HOSTNAME"] = self.host
         return variables | self._of_torch() if torch_env else variables
 
     def _of_torch(self) -> dict[str, str]:

@@ -36,6 +36,16 @@ def test_ranks_and_their_variables(size: int) -> None:
     assert sorted(done.stdout.splitlines()) == expected
 
 
+@pytest.mark.parametrize("options", [(), ("--min-np", "2")], ids=["fixed", "elastic"])
+def test_programs_of_horovod_find_the_name_of_their_host(options: tuple[str, ...]) -> None:
+    # Apple's pfl, for example, trains on each rank alone without it.
+    hosts = ("-np", "2", "-H", "localhost:2")
+    done = farandole(
+        "run", *hosts, *options, "sh", "-c", "echo host=$HOROVOD_HOSTNAME", env={"HOROVOD_HOSTNAME": "old"}
+    )
+    assert sorted(re.findall(r"host=.*", done.stdout)) == ["host=localhost"] * 2
+
+
 def test_streams_timestamps_and_files(tmp_path: Path) -> None:
     options = ("--output-filename", str(tmp_path), "--prefix-output-with-timestamp")
     done = farandole("run", "-np", "2", *options, "sh", "-c", "echo out; echo err >&2")

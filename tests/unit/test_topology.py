@@ -211,6 +211,9 @@ def test_horovods_names_are_written_for_user_scripts() -> None:
     assert variables["HOROVOD_RANK"] == variables["FARANDOLE_RANK"] == "1"
     assert variables["HOROVOD_SIZE"] == "4"
     assert "HOROVOD_LOCAL_RANK" not in variables  # nobody knows it yet
+    assert "HOROVOD_HOSTNAME" not in variables
+    named = replace(JOB, host="h1")
+    assert named.write()["HOROVOD_HOSTNAME"] == "h1" and JobEnvironment.read(named.write()) == named
     assert not any("SECRET" in name for name in variables if name.startswith("HOROVOD"))
     assert "RANK" not in variables
 

@@ -111,7 +111,7 @@ def find_variable(entry: Entry) -> Finding:
     """Return what becomes of an environment variable."""
     by_variable = {variable: setting.name for setting in Config.settings() for variable in setting.variables}
     job = JobEnvironment(
-        rank=0, size=1, rendezvous="h:1", secret=b"", local_rank=0, local_size=1, cross_rank=0, cross_size=1
+        rank=0, size=1, rendezvous="h:1", secret=b"", local_rank=0, local_size=1, cross_rank=0, cross_size=1, host="h"
     )
     if entry.name in by_variable:
         return there(entry, shown=f"`{by_variable[entry.name]}`")

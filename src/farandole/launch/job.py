@@ -119,7 +119,12 @@ def open_job(
         assignments = []
         for topology, host in zip(Topology.all_from_hosts(identities), hosts, strict=True):
             job_environment = JobEnvironment.of(
-                topology, rendezvous=server.address, secret=secret, job=name, torch_store=torch_store
+                topology,
+                host=host.name,
+                rendezvous=server.address,
+                secret=secret,
+                job=name,
+                torch_store=torch_store,
             )
             cores = share_of(topology.local_rank, topology.local_size, agents[host].cores) if binding == "cores" else ()
             env = {"PYTHONUNBUFFERED": "1", **inherited, **threads[host], **note_launches(environment)}

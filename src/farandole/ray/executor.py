@@ -21,7 +21,7 @@ from farandole.launch.pickling import dump
 from farandole.meeting.addresses import join_address, split_address
 from farandole.ray.placement import Demand, Places, reserve
 from farandole.ray.worker import RankActor
-from farandole.topology import JobEnvironment, Topology
+from farandole.topology import JobEnvironment, Topology, host_name
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,10 @@ class RayExecutor:
         torch_store = join_address(split_address(address)[0], port)
         entered = []
         for topology, actor in zip(Topology.all_from_hosts(identities), self._actors, strict=True):
-            job = JobEnvironment.of(topology, rendezvous=address, secret=secret, job="", torch_store=torch_store)
+            host = host_name(topology.hosts[topology.rank])
+            job = JobEnvironment.of(
+                topology, host=host, rendezvous=address, secret=secret, job="", torch_store=torch_store
+            )
             env = dict(extra) | job.write(torch_env=wants_torch(extra))
             if self._settings.interface is not None:
                 env["FARANDOLE_INTERFACE"] = self._settings.interface

@@ -256,6 +256,7 @@ class ElasticJob:
         inherited = {name: value for name, value in self._environment.items() if name not in foreign}
         env = {"PYTHONUNBUFFERED": "1", **threads, **inherited, **note_launches(self._environment)}
         env |= {**show_place(place, place.local_rank), **member.write(), "FARANDOLE_JOB": self._name}
+        env["HOROVOD_HOSTNAME"] = start.host.name
         log.info("member %d starts on %s", start.number, start.host.name)
         kept = self._survivor_logs and f"{self._survivor_logs}/{start.number}"
         if self._record is not None:

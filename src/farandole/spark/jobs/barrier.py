@@ -55,6 +55,7 @@ LEAVE = timedelta(seconds=5)  # for the ranks to end after the job
 _OF_ONE_PROCESS = {
     *OF_ONE_PROCESS,
     *(f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")),
+    "HOROVOD_HOSTNAME",
     *("FARANDOLE_WORKER_FD", "FARANDOLE_OUTER_LAUNCHES"),
 }
 

@@ -36,7 +36,14 @@ from farandole.spark.jobs.plan import TaskOrders, TaskPlan
 from farandole.spark.rows.disks import local_directory
 from farandole.spark.rows.exchange.gather import gather_rows
 from farandole.spark.rows.spill import Spill
-from farandole.topology import OF_ONE_PROCESS, JobEnvironment, Topology, host_identity, interface_address
+from farandole.topology import (
+    OF_ONE_PROCESS,
+    JobEnvironment,
+    Topology,
+    host_identity,
+    host_name,
+    interface_address,
+)
 
 RESULT_SCHEMA = "rank int, part int, chunk binary"
 _ARROW_RESULT = pa.schema([("rank", pa.int32()), ("part", pa.int32()), ("chunk", pa.binary())])
@@ -251,7 +258,12 @@ class Task:
         assert isinstance(torch_port, int)
         torch_store = join_address(split_address(rendezvous)[0], torch_port)
         job = JobEnvironment.of(
-            place, rendezvous=rendezvous, secret=self._secret, job=self.plan.job, torch_store=torch_store
+            place,
+            host=host_name(place.hosts[rank]),
+            rendezvous=rendezvous,
+            secret=self._secret,
+            job=self.plan.job,
+            torch_store=torch_store,
         )
         env = job.write(torch_env=wants_torch(self._env)) | note_launches(self._env)
         gpus = visible_gpus([met[local]["gpus"] for local in place.local_ranks])
