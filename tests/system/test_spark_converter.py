@@ -54,6 +54,14 @@ def test_files_that_are_there_are_read_by_petastorms_function(spark: SparkSessio
     assert dict(zip(batch["id"].tolist(), batch["half"].tolist(), strict=True)) == {0: 0.0, 1: 0.5, 2: 1.0}
 
 
+def test_a_loader_stays_open_when_its_context_is_dropped(spark: SparkSession, tmp_path: Path) -> None:
+    files = str(tmp_path / "files")
+    spark.range(3).coalesce(1).write.parquet(files)
+    converter = petastorm.make_spark_converter(files)
+    with converter.make_torch_dataloader(3, num_epochs=1).__enter__() as batches:
+        assert [sorted(batch["id"].tolist()) for batch in batches] == [[0, 1, 2]]
+
+
 def test_a_dataframe_is_read_by_several_ranks_exactly_once(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.range(101).selectExpr("id", "id / 2 AS half", "array(id, -id) AS pair").repartition(3)
     spark.conf.set(CACHE_SETTINGS[1], tmp_path.as_uri())  # the name that programs have

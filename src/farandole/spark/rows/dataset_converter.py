@@ -3,8 +3,9 @@
 Imports no Spark, which ranks do not need."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
 from farandole import data
@@ -47,6 +48,26 @@ class ConvertedRows(Protocol):
         ...
 
 
+class _Loading(AbstractContextManager[Any]):
+    """Context of a loader or data set, which is closed at its end only.
+
+    Programs call `__enter__` and drop the context; that of a generator would close the loader at once."""
+
+    def __init__(self, load: Callable[[ExitStack], object]) -> None:
+        self._load, self._stack = load, ExitStack()
+
+    def __enter__(self) -> Any:
+        with ExitStack() as stack:
+            loaded = self._load(stack)
+            self._stack = stack.pop_all()
+        return loaded
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._stack.__exit__(kind, error, trace)
+
+
 class SparkDatasetConverter:
     """A DataFrame's rows for the loaders of Petastorm's programs, also in the function of a `HorovodRunner`.
 
@@ -85,7 +106,6 @@ class SparkDatasetConverter:
     def __len__(self) -> int:
         return self._rows.count()
 
-    @contextmanager
     def make_torch_dataloader(
         self,
         batch_size: int = 32,
@@ -94,7 +114,7 @@ class SparkDatasetConverter:
         shuffling_queue_capacity: int = 0,
         data_loader_fn: Callable[..., AbstractContextManager[object]] | None = None,
         **petastorm_reader_kwargs: object,
-    ) -> Iterator[Any]:
+    ) -> AbstractContextManager[Any]:
         """Yield batches of tensors by column to a `with` block; further arguments are those of `make_batch_reader`.
 
         Epochs are endless by default. Name `cur_shard` and `shard_count` to have each row on one rank only."""
@@ -102,13 +122,14 @@ class SparkDatasetConverter:
         from farandole.torch.data import BatchedDataLoader
 
         make = data_loader_fn or BatchedDataLoader
-        with (
-            self._read(num_epochs, workers_count, petastorm_reader_kwargs) as reader,
-            make(reader, batch_size=batch_size, shuffling_queue_capacity=shuffling_queue_capacity) as loader,
-        ):
-            yield loader
 
-    @contextmanager
+        def load(stack: ExitStack) -> object:
+            reader = stack.enter_context(self._read(num_epochs, workers_count, petastorm_reader_kwargs))
+            loader = make(reader, batch_size=batch_size, shuffling_queue_capacity=shuffling_queue_capacity)
+            return stack.enter_context(loader)
+
+        return _Loading(load)
+
     def make_tf_dataset(
         self,
         batch_size: int | None = None,
@@ -117,7 +138,7 @@ class SparkDatasetConverter:
         workers_count: int | None = None,
         shuffling_queue_capacity: int | None = None,
         **petastorm_reader_kwargs: object,
-    ) -> Iterator[Any]:
+    ) -> AbstractContextManager[Any]:
         """Yield a `tf.data.Dataset` of named tuples of `batch_size` rows, by default 32, to a `with` block.
 
         The other arguments are those of `make_torch_dataloader`. The reader already shuffles rows and reads ahead;
@@ -125,14 +146,17 @@ class SparkDatasetConverter:
         # Imported here, as torch's loader above.
         from farandole.tensorflow.data import make_batched_dataset, split_into_rows
 
-        with self._read(num_epochs, workers_count, petastorm_reader_kwargs) as reader:
+        def load(stack: ExitStack) -> object:
+            reader = stack.enter_context(self._read(num_epochs, workers_count, petastorm_reader_kwargs))
             rows = 32 if batch_size is None else batch_size
             if shuffling_queue_capacity:
                 mixed = split_into_rows(make_batched_dataset(reader, None))
                 dataset = mixed.shuffle(shuffling_queue_capacity).batch(rows)
             else:
                 dataset = make_batched_dataset(reader, rows)
-            yield dataset if prefetch is None else dataset.prefetch(prefetch)
+            return dataset if prefetch is None else dataset.prefetch(prefetch)
+
+        return _Loading(load)
 
     def delete(self) -> None:
         """Remove the files; the rows cannot be read afterwards. Idempotent."""
