@@ -160,6 +160,7 @@ driver gloo_run mpi_run common.cache common.constants common.serialization keras
 keras.remote keras.tensorflow keras.util lightning.legacy lightning.remote lightning.util task.gloo_exec_fn
 task.mpirun_exec_fn task.task_info task.task_service torch.remote torch.util
 """
+_RUNNER_MODULES = "http driver service task util gloo_run js_run mpi_run run_task"
 # A module for which `compat.answers` names one of farandole is absent only until that one exists.
 _RUNNER_UTIL = {
     "codec": "pickle with cloudpickle, and encode with base64",
@@ -179,7 +180,7 @@ ABSENT_MODULES: Mapping[str, str] = {
     "horovod.spark.common.util": "fit takes the DataFrame itself; for fit_on_parquet let Spark write the rows to "
     "store.get_train_data_path() and store.get_val_data_path(), with vectors as arrays",
     "horovod.spark.conf": ELASTIC,
-    **{f"horovod.runner.{module}": _INSIDE for module in ("http", "driver", "service", "task", "util")},
+    **{f"horovod.runner.{module}": _INSIDE for module in _RUNNER_MODULES.split()},
     "horovod.runner.common.service": _INSIDE,
     **{f"horovod.runner.common.util.{module}": why for module, why in _RUNNER_UTIL.items()},
     **{f"horovod.ray.{module}": _INSIDE for module in ("strategy", "worker", "adapter", "driver_service", "utils")},
@@ -198,6 +199,7 @@ ABSENT_MODULES: Mapping[str, str] = {
     "petastorm.weighted_sampling_reader": "sample the DataFrame before it is written",
 }
 
+_LAUNCH = "call horovod.run, or start the command horovodrun"
 _NVTABULAR = "NVTabular, which needs GPUs, is not used; leave data_module out, or derive a class from DataModule"
 _GRADIENTS = "call grouped_allreduce, or wrap the tape or the optimizer"
 _AGGREGATION = "give backward_passes_per_step= to the optimizer, which adds the gradients up"
@@ -207,6 +209,8 @@ HorovodReducescatter HorovodGroupedReducescatter
 """
 _HELPERS = "LocalGradientAggregationHelper apply_op_to_not_none_tensors get_not_none_from_list"
 ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
+    "horovod.runner": {"_HorovodArgs": _LAUNCH},
+    "horovod.runner.launch": dict.fromkeys(("_run", "parse_args"), _LAUNCH),
     "horovod.spark.task": {"task_exec": "ranks are the tasks of a barrier stage"},
     "horovod.torch.mpi_ops": dict.fromkeys(
         _TORCH_FUNCTIONS.split(), "call the operation itself, which can be differentiated"
@@ -222,7 +226,9 @@ ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
     "horovod.spark.keras.datamodule": {"NVTabularDataModule": _NVTABULAR},
     "horovod.spark.torch.datamodule": {"NVTabularDataModule": _NVTABULAR},
     "petastorm.spark.spark_dataset_converter": {
-        "register_delete_dir_handler": "copies are removed by fsspec, from any store that it reaches; leave it out"
+        "TorchDatasetContextManager": "call make_torch_dataloader of the converter",
+        "TFDatasetContextManager": "call make_tf_dataset of the converter",
+        "register_delete_dir_handler": "copies are removed by fsspec, from any store that it reaches; leave it out",
     },
     "petastorm.pytorch": {
         "decimal_friendly_collate": "decimals are read as float64, which torch's default_collate takes",

@@ -175,6 +175,13 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
             "from horovod.torch.mpi_ops import HorovodAllreduce",
             "call the operation itself, which can be differentiated",
         ),
+        ("from horovod.runner import _HorovodArgs", "call horovod.run, or start the command horovodrun"),
+        ("from horovod.runner.launch import _run", "call horovod.run, or start the command horovodrun"),
+        ("from horovod.runner.mpi_run import mpi_run", "it is the inside of Horovod's launcher"),
+        (
+            "from petastorm.spark.spark_dataset_converter import TorchDatasetContextManager",
+            "call make_torch_dataloader of the converter",
+        ),
         ("from horovod.runner.common.util import host_hash", "call cross_rank() after init()"),
         ("from horovod.runner.common.util.network import get_local_intfs", "set FARANDOLE_INTERFACE"),
         ("from petastorm.weighted_sampling_reader import WeightedSamplingReader", "sample the DataFrame"),
