@@ -1,15 +1,19 @@
-"""Tests with the oldest dependencies that pyproject.toml allows: oldest.py [NAME | NAME==VERSION]... [-- ARGUMENTS].
+"""Tests with the oldest dependencies that pyproject.toml allows:
+
+    oldest.py [--prepare] [NAME | NAME==VERSION]... [-- ARGUMENTS]
 
 Each environment of `ENVIRONMENTS` is a virtual environment below build/. It contains the farandole of .venv and the
 lowest versions that `dependencies` and its extras allow, and is made again if a version changes. NAMEs choose
 environments; without names all run but spark and mxnet. ==VERSION sets the version of the framework of that name, as in
-tensorflow==2.19.1. ARGUMENTS for pytest replace the environment's own tests."""
+tensorflow==2.19.1. ARGUMENTS for pytest replace the environment's own tests. --prepare makes environments, but runs
+no tests."""
 
 import os
 import re
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import tomllib
 import venv
 from collections.abc import Iterable, Sequence
@@ -212,29 +216,27 @@ def link_farandole(folder: Path) -> None:
 
 
 def test(python: Path, environment: Environment, arguments: Sequence[str]) -> bool:
-    """Import all test modules in an environment, then run its tests; return whether they passed."""
-    # A test module whose package is not installed must skip, not fail to import.
-    collected = subprocess.run(
-        [python, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-qq"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if collected.returncode != 0:
-        print(collected.stdout, collected.stderr, sep="", file=sys.stderr)
-        return False
+    """Run the tests of an environment, and import all test modules there meanwhile; return whether all is well."""
     paths = [str(path.relative_to(ROOT)) for pattern in environment.tests for path in sorted(ROOT.glob(pattern))]
     chosen = arguments or [*paths, *environment.arguments]
     jobs = "3"  # more than two cores, as tests wait for a third of their time
     variables = os.environ | {"INTERPRETER": str(python)}
-    return subprocess.run(["tools/tests.sh", jobs, *chosen], cwd=ROOT, env=variables).returncode == 0
+    # A test module whose package is not installed must skip, not fail to import.
+    collect = [str(python), "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-qq"]
+    with tempfile.TemporaryFile("w+") as output:
+        with subprocess.Popen(collect, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT) as collecting:
+            passed = subprocess.run(["tools/tests.sh", jobs, *chosen], cwd=ROOT, env=variables).returncode == 0
+        if collecting.returncode != 0:
+            output.seek(0)
+            print(output.read(), file=sys.stderr)
+        return passed and collecting.returncode == 0
 
 
 def main(words: Sequence[str]) -> None:
     """Make the chosen environments and run their tests; exit with a message if one fails."""
     cut = words.index("--") if "--" in words else len(words)
-    asked, arguments, failed = words[:cut], words[cut + 1 :], []
+    asked, arguments, failed = [word for word in words[:cut] if word != "--prepare"], words[cut + 1 :], []
+    only_prepare = "--prepare" in words[:cut]
     for name, (environment, pins) in choose(asked).items():
         folder = ROOT / "build" / f"oldest-{name}"
         print(f"oldest: {name}:", *pins, flush=True)
@@ -246,7 +248,7 @@ def main(words: Sequence[str]) -> None:
                 failed.append(name)
             continue
         link_farandole(folder)
-        if not test(python, environment, arguments):
+        if not only_prepare and not test(python, environment, arguments):
             failed.append(name)
     if failed:
         sys.exit(f"oldest: failed: {', '.join(failed)}")
