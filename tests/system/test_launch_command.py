@@ -99,10 +99,10 @@ def test_each_attempt_has_a_timeline_of_its_own(variable: str, tmp_path: Path) -
 
 
 def test_check_and_completion_as_commands(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import horovod.torch as hvd\nhvd.init()\nimport petastorm.unischema\n")
+    (tmp_path / "train.py").write_text("import horovod.torch as hvd\nhvd.init()\nimport petastorm.ngram\n")
     done = farandole("check", "train.py", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
-    assert "train.py:3: petastorm.unischema: no; write plain Parquet" in done.stdout
+    assert "train.py:3: petastorm.ngram: no; make windows of rows" in done.stdout
     done = farandole("completion", "zsh")
     assert done.stdout.startswith("autoload -U +X bashcompinit && bashcompinit\n_farandole() {\n")
 

@@ -19,15 +19,20 @@ pytest.importorskip("pyspark")
 
 pytest.importorskip("tensorflow")
 
+import numpy as np
 import torch
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import SparkSession
+from pyspark.sql.types import IntegerType
 
 from farandole.compat import petastorm
-from farandole.data import ParquetSource, make_batch_reader
+from farandole.data import ParquetSource, make_batch_reader, make_reader
+from farandole.data.unischema.codecs import CompressedImageCodec, NdarrayCodec, ScalarCodec
+from farandole.data.unischema.schema import Unischema, UnischemaField, dict_to_spark_row
 from farandole.errors import ConfigError, DataError, NotInitializedError, PicklingError
 from farandole.spark import HorovodRunner, run
 from farandole.spark.rows.converter import CACHE_SETTINGS, SparkDatasetConverter, make_spark_converter
+from farandole.spark.rows.petastorm_dataset import get_schema_from_dataset_url, materialize_dataset
 from helpers.by_value import sent_by_value
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -250,3 +255,32 @@ def test_output_of_a_stream_has_the_rows_that_spark_reads(spark: SparkSession, t
     assert [number for number, _ in found] == list(range(50))
     with make_batch_reader(f"file://{out}", num_epochs=1, shuffle_row_groups=False) as reader:
         assert sorted(number for batch in reader for number in batch.id.tolist()) == list(range(50))
+
+
+def test_a_data_set_with_a_unischema_is_written_and_read(spark: SparkSession, tmp_path: Path) -> None:
+    fields = [
+        UnischemaField("id", np.int32, (), ScalarCodec(IntegerType())),
+        UnischemaField("image", np.uint8, (4, 5, 3), CompressedImageCodec("png")),
+        UnischemaField("list", np.int64, (None,), NdarrayCodec(), True),
+    ]
+    schema, url = Unischema("Rows", fields), (tmp_path / "rows").as_uri()
+
+    def row(number: int) -> dict[str, Any]:
+        image = np.full((4, 5, 3), number, np.uint8)
+        return {"id": number, "image": image, "list": np.arange(number) if number % 3 else None}
+
+    rows = [dict_to_spark_row(schema, row(number)) for number in range(10)]
+    with materialize_dataset(spark, url, schema, 1):
+        assert spark.conf.get("parquet.block.size") == str(1 << 20)
+        spark.createDataFrame(rows, schema.as_spark_schema()).coalesce(2).write.parquet(url)
+    assert spark.conf.get("parquet.block.size", None) is None
+    assert [*get_schema_from_dataset_url(url).fields] == ["id", "image", "list"]
+    with make_reader(url) as reader:
+        for found in reader:
+            expected = row(int(found.id))
+            assert np.array_equal(found.image, expected["image"])
+            assert (found.list is None) == (expected["list"] is None)
+            assert found.list is None or found.list.tolist() == expected["list"].tolist()
+    with pytest.raises(ZeroDivisionError), materialize_dataset(spark, url, schema, 2):
+        raise ZeroDivisionError
+    assert spark.conf.get("parquet.block.size", None) is None

@@ -336,6 +336,10 @@ MODULES: Mapping[str, Module] = {
     "petastorm.pytorch": Module(
         own=_from("farandole.torch.data", "DataLoader BatchedDataLoader InMemBatchedDataLoader"), needs="torch"
     ),
+    "petastorm.unischema": Module(by="farandole.data.unischema.schema", every=True),
+    "petastorm.codecs": Module(by="farandole.data.unischema.codecs", every=True),
+    "petastorm.etl": Module(),
+    "petastorm.etl.dataset_metadata": Module(by="farandole.spark.rows.petastorm_dataset", every=True, needs="pyspark"),
     "petastorm.tf_utils": Module(own=_from("farandole.tensorflow.data", "make_petastorm_dataset"), needs="tensorflow"),
     "petastorm.spark": Module(own=_CONVERTER, parts="spark_dataset_converter", needs="pyspark"),
     "petastorm.spark.spark_dataset_converter": Module(own=_CONVERTER),

@@ -6,23 +6,30 @@ over all shards, in an order that changes with the epoch. docs/guide/data.md lis
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from farandole.data.formats.cache import CachedSource
 from farandole.data.formats.columns import SchemaField, columns_by_pattern
 from farandole.data.formats.row_groups import rows_in
 from farandole.data.formats.source import Source
 from farandole.data.formats.sources import ParquetSource
+from farandole.data.loading.agreement import from_first, place_in
 from farandole.data.loading.loader import Loader
 from farandole.data.loading.state import NO_VERSION
 from farandole.data.reader_options import ReaderOptions
 from farandole.data.readers import LEAST_BATCH, Reader, checked_options, reading_of, selected
 from farandole.data.tables.versions import same_version
+from farandole.data.unischema.decoding import DecodedPredicate, decodes_bytes
+from farandole.data.unischema.schema import Unischema
+from farandole.data.unischema.stored import FILE, read_schema
 from farandole.errors import NoDataAvailableError
 from farandole.masking import mask
 
 log = logging.getLogger(__name__)
 
 _DEFAULT_CACHE_LIMIT = 10 << 30
+_DECODED_ROWS = 64  # of a batch whose arrays take more memory than what is stored
 
 
 def make_reader(
@@ -46,8 +53,9 @@ def make_batch_reader(
 def _read_files(
     urls: str | Sequence[str], schema_fields: Sequence[SchemaField] | None, options: ReaderOptions, *, batched: bool
 ) -> Reader:
-    source: Source = ParquetSource(urls, options.storage_options, version=options.version, gather=options.gather)
-    source = same_version(source, options.gather)
+    files = ParquetSource(urls, options.storage_options, version=options.version, gather=options.gather)
+    schema = None if batched else _schema_beside(files, urls, options)
+    source = same_version(files, options.gather)
     if source.version != NO_VERSION and options.version is None and options.gather is None and options.cur_shard == 0:
         log.warning(
             "%d shards each open the newest version of %s, which may differ if it is written to: pass version=%d, or "
@@ -59,6 +67,8 @@ def _read_files(
     if options.cache_type == "local-disk":
         assert options.cache_location is not None, "checked with the options"
         source = CachedSource(source, options.cache_location, options.cache_size_limit or _DEFAULT_CACHE_LIMIT)
+    if schema is not None and options.predicate is not None:
+        options = replace(options, predicate=DecodedPredicate(schema, options.predicate))
     source = selected(source, options, batched=batched)
     columns = columns_by_pattern(source.schema, schema_fields, warn=not options.cur_shard)
     rows, shards = int(rows_in(source.row_groups).sum()), options.shard_count or 1
@@ -68,16 +78,23 @@ def _read_files(
         raise NoDataAvailableError("", problem)
     loader = Loader(
         source,
-        batch_size=_batch_rows(source),
+        batch_size=_DECODED_ROWS if schema is not None and decodes_bytes(schema) else _batch_rows(source),
         policy="join",
         columns=columns,
         rank=options.cur_shard or 0,
         size=shards,
-        reading=reading_of(options, batched=batched),
+        reading=reading_of(options, batched=batched, schema=schema),
         gather=options.gather,
         alone=True,  # readers of different shards need their next batches at different times
     )
     return Reader(loader, options.num_epochs, batched=batched)
+
+
+def _schema_beside(source: ParquetSource, urls: str | Sequence[str], options: ReaderOptions) -> Unischema | None:
+    """Return the schema of a Petastorm data set, None for other files. With `gather`, the first shard reads it."""
+    look = partial(source.beside, FILE)
+    content = look() if options.gather is None else from_first(look, options.gather, place_in(options.gather)[0])
+    return None if content is None else read_schema(content, mask(str(urls)))
 
 
 def _batch_rows(source: Source) -> int:

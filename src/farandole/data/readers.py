@@ -23,6 +23,8 @@ from farandole.data.loading.reading import Reading
 from farandole.data.loading.rounds import Columns
 from farandole.data.loading.values import Array, Ragged, SparseRows, Values, cells_of
 from farandole.data.reader_options import ReaderOptions
+from farandole.data.unischema.decoding import Decoding
+from farandole.data.unischema.schema import Unischema
 from farandole.errors import ConfigError, NoDataAvailableError, ReaderError
 
 T_co = TypeVar("T_co", covariant=True)
@@ -235,10 +237,12 @@ def selected(source: Source, options: ReaderOptions, *, batched: bool) -> Source
     return source
 
 
-def reading_of(options: ReaderOptions, *, batched: bool) -> Reading:
-    """Return how to read by the options: order, workers, transform and nulls."""
+def reading_of(options: ReaderOptions, *, batched: bool, schema: Unischema | None = None) -> Reading:
+    """Return how to read by the options: order, workers, transform and nulls. Columns of `schema` are decoded first."""
     spec, own = options.transform_spec, options.reading
     transform = own.transform if spec is None else spec.frames if batched else spec.rows
+    if schema is not None:
+        transform = Decoding(schema, transform)
     processes = options.reader_pool_type == "process" and transform is not None
     # More processes than processors would only cost memory and time to start.
     workers = min(options.workers_count, len(os.sched_getaffinity(0))) if processes else options.workers_count

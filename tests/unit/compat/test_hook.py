@@ -189,7 +189,7 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
             "from petastorm.spark.spark_dataset_converter import register_delete_dir_handler",
             "copies are removed by fsspec",
         ),
-        ("from petastorm.unischema import Unischema", "write plain Parquet"),
+        ("from petastorm.ngram import NGram", "make windows of rows with Spark"),
         ("from petastorm.selectors import SingleIndexSelector", "give filters= or predicate= to the reader"),
         ("from petastorm.tools.copy_dataset import copy_dataset", "copy the data set with Spark, or as files"),
         ("import horovod.nothing_of_the_kind", "No module named 'horovod.nothing_of_the_kind'"),

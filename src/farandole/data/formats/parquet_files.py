@@ -13,7 +13,7 @@ from farandole.data.formats.encryption import refuse_encrypted
 from farandole.data.formats.fields import Field
 from farandole.data.formats.file_systems import Files, FilesSource
 from farandole.data.formats.old_times import has_old_times, is_julian, times_as_meant
-from farandole.data.formats.parquet_summary import Footer, footers_in, read_summary, spans_in
+from farandole.data.formats.parquet_summary import Footer, footers_in, read_beside, read_summary, spans_in
 from farandole.data.formats.partitions import add_partitions, check_partitions, partition_fields, value_in_path
 from farandole.data.formats.pruning import Bounds, bounded_kind
 from farandole.data.formats.row_groups import File, RowGroup, RowGroups
@@ -55,6 +55,11 @@ class ParquetFiles(FilesSource):
         rows = [footer.row_group(number).num_rows for footer in footers for number in range(footer.num_row_groups)]
         counts = [footer.num_row_groups for footer in footers]
         self.row_groups: Sequence[RowGroup] = RowGroups(self._listed, counts, rows)
+
+    def beside(self, name: str) -> bytes | None:
+        """Return the content of the file `name` in the folder of the files; None if there is none."""
+        found = read_beside(self._files, self._base, name)
+        return None if found is None else found[1]
 
     def nbytes(self, columns: Sequence[str]) -> int:
         """Return the sum of the columns' uncompressed sizes in the footers."""

@@ -42,12 +42,11 @@ class Summary:
     data: bytes
 
 
-def read_summary(files: Files, listed: Sequence[File]) -> Summary | None:
-    """Return the summary in the common folder of the files `listed`; None if there is none. Makes 1 or 2 requests."""
-    if len(listed) < 2 or (files.client is not None and files.web):
+def read_beside(files: Files, folder: str, name: str) -> tuple[File, bytes] | None:
+    """Return the file `name` of `folder` and its content; None if there is none. Makes 1 or 2 requests."""
+    if files.client is not None and files.web:
         return None
-    folder = posixpath.commonpath([posixpath.dirname(file.path) for file in listed])
-    path = f"{folder}/{SUMMARY}"
+    path = f"{folder}/{name}"
     try:
         if files.client is not None:
             found = [file for file in files.client.first_page(path) if file.path == path]
@@ -59,7 +58,16 @@ def read_summary(files: Files, listed: Sequence[File]) -> Summary | None:
     if not found:
         return None
     with files.open(found[0]) as opened:
-        return Summary(found[0], folder, bytes(opened.read()))
+        return found[0], bytes(opened.read())
+
+
+def read_summary(files: Files, listed: Sequence[File]) -> Summary | None:
+    """Return the summary in the common folder of the files `listed`; None if there is none. Makes 1 or 2 requests."""
+    if len(listed) < 2:
+        return None
+    folder = posixpath.commonpath([posixpath.dirname(file.path) for file in listed])
+    found = read_beside(files, folder, SUMMARY)
+    return None if found is None else Summary(found[0], folder, found[1])
 
 
 def footers_in(summary: Summary, listed: Sequence[File], *, local: bool) -> dict[str, Footer]:

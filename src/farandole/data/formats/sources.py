@@ -46,6 +46,10 @@ class ParquetSource(DerivedSource):
     ) -> None:
         super().__init__(_open(texts_of(urls), options, version, gather, verify=verify))
 
+    def beside(self, name: str) -> bytes | None:
+        """Return the content of the file `name` in the folder of the files; None if there is none, and for a table."""
+        return self._source.beside(name) if isinstance(self._source, ParquetFiles) else None
+
     def at(self, version: int) -> "ParquetSource":
         """Return the same table at another version."""
         other = copy(self)

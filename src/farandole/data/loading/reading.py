@@ -176,12 +176,17 @@ def transformed(piece: Piece, transform: Transform | None, planned: Columns) -> 
     """Return the columns, with a user's transform applied; `planned` has no rows, and the columns' planned types.
 
     Raises `DataError` for a transform that returns no columns, changes the number of rows, or leaves nulls or arrays of
-    other lengths. What NumPy takes for an array, such as a pandas Series, becomes one."""
+    other lengths. Columns in its attribute `nullable`, if it has one, may keep their nulls. What NumPy takes for an
+    array, such as a pandas Series, becomes one."""
     if transform is None or not piece:
         return piece
-    columns = joined(piece)
+    columns, nullable = joined(piece), getattr(transform, "nullable", ())
     # Before the transform, which may fill them in place.
-    nulls = {name: nulls_in(values, planned[name]) for name, values in columns.items() if name in planned}
+    nulls = {
+        name: nulls_in(values, planned[name])
+        for name, values in columns.items()
+        if name in planned and name not in nullable
+    }
     made: Piece = {}
     returned = transform(dict(columns))
     if not isinstance(returned, Mapping) or not returned:
