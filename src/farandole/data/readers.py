@@ -80,7 +80,7 @@ class Reader:
         self.loader, self.num_epochs, self.batched_output = loader, num_epochs, batched
         self._pass: Callable[[], _Pass[object] | None] = lambda: None  # the latest; it holds threads until it is closed
         self._next_epoch = 0  # of the pass after the latest
-        self._left_at: tuple[int, int] | None = None  # where the latest pass has left the loader
+        self._left_at: tuple[int, int, int] | None = None  # where the latest pass has left the loader
         self._stopped = False
         self._items = _Pass(self._begin, self._read())
         self.last_row_consumed = False
@@ -130,18 +130,22 @@ class Reader:
                 last.end("has begun another pass; take one iterator of it at a time, or make a reader for each")
             except ValueError as error:  # another thread is in it
                 raise ReaderError("another thread reads a pass of this reader; make a reader for each") from error
-        if (self.loader.epoch, len(self.loader)) == self._left_at:
+        if self._place() == self._left_at:
             state = self.loader.state_dict()
             self.loader.load_state_dict({**state, "epoch": self._next_epoch, "visited": 0})
         self._next_epoch = self.loader.epoch + (self.num_epochs or 1)
         self._pass, self.last_row_consumed = ref(begun), False
+
+    def _place(self) -> tuple[int, int, int]:
+        """Return where the loader is. Loading a state moves it, even to the place where it was."""
+        return self.loader.moves, self.loader.epoch, len(self.loader)
 
     def _batches(self) -> Generator[Batch]:
         idle = 0  # epochs without a row for this shard; the first may have been at its end
         while self.num_epochs is None or self.loader.epoch < self._next_epoch:
             idle += 1
             for batch in self.loader:
-                self._left_at = self.loader.epoch, len(self.loader)
+                self._left_at = self._place()
                 if batch.rows:
                     idle = 0
                     yield batch

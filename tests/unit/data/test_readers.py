@@ -153,6 +153,17 @@ def test_filters_and_predicates_choose_rows(url: str) -> None:
         assert sorted(row.row for row in reader) == [53, 63, 73, 83, 93, 103, 113]
 
 
+def test_a_predicate_takes_frames_of_files_with_arrow_types_of_pandas(tmp_path: Path) -> None:
+    lists = pd.Series([[1], [2, 3], [4]], dtype=pd.ArrowDtype(pa.list_(pa.int32())))
+    pd.DataFrame({"row": range(3), "items": lists}).to_parquet(tmp_path / "rows.parquet")
+    chosen = SimpleNamespace(
+        get_fields=lambda: {"row", "items"},
+        do_include=lambda frame: frame["row"].isin([1]) & (frame["items"].map(len) == 2),
+    )
+    with make_batch_reader(str(tmp_path), ["row"], predicate=chosen) as reader:
+        assert [batch.row.tolist() for batch in reader] == [[1]]
+
+
 def double_frame(frame: pd.DataFrame) -> pd.DataFrame:
     frame["twice"] = frame["row"] * 2
     frame["pixels"] = frame["pixels"].map(lambda pixels: pixels + 1)
@@ -281,6 +292,19 @@ def test_a_pass_begins_where_the_program_has_moved_the_loader(url: str) -> None:
         assert taken(reader.batches()) == sorted([*range(100, ROWS), *range(ROWS)])
         assert reader.loader.epoch == 7
         assert taken(reader.batches()) == sorted([*range(ROWS)] * 2)
+
+
+@pytest.mark.parametrize("make", [make_batch_reader, make_feed_reader])
+def test_a_state_of_the_place_where_the_last_pass_stopped_moves_the_loader(tmp_path: Path, make: Any) -> None:
+    rows, first = 2500, 1024  # a pass of one batch stops in the middle of the epoch
+    write_rows(tmp_path / "rows", [[500]] * 5)
+    path = str(tmp_path / "rows")
+    source = ParquetSource(path) if make is make_feed_reader else path
+    with make(source, shuffle_row_groups=False, num_epochs=1) as reader:
+        assert taken(itertools.islice(reader.batches(), 1)) == [*range(first)]
+        reader.loader.load_state_dict(reader.loader.state_dict())
+        assert taken(reader.batches()) == [*range(first, rows)]
+        assert taken(reader.batches()) == [*range(rows)]
 
 
 def test_the_readers_loader_can_go_on_elsewhere(url: str) -> None:

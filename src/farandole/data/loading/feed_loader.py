@@ -54,7 +54,7 @@ class FeedLoader(Loader):
                 f"is {found.visited} steps into epoch {found.epoch} of other rows, or of the same in another order or "
                 f"on other ranks; set_epoch({found.epoch}) begins that epoch anew",
             )
-        self._epoch, self._position = found.epoch, found.visited
+        self._epoch, self._position, self.moves = found.epoch, found.visited, self.moves + 1
 
     def resize(self, rank: int, size: int) -> None:
         """Raise `ConfigError` if the ranks are others: the rows of a rank that is lost are lost with it."""

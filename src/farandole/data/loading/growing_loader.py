@@ -119,11 +119,9 @@ class GrowingLoader(Loader):
         """Continue from the state of another loader over the same data, with any number of ranks and any batch size.
 
         Raises `ConfigError` for the state of other data, `SourceError` for missing files."""
-        source = self._opened_at(state)
-        if source is not None:
-            self._source = source
-            self._prepare(self._gather)
-            self._go_to(state)
+        self._source = self._opened_at(state)
+        self._prepare(self._gather)
+        self._go_to(state)
 
     def _prepare(self, gather: Gather | None) -> None:
         super()._prepare(gather)
@@ -157,7 +155,7 @@ class GrowingLoader(Loader):
             self._arrived = replace(self._arrived, last=found.last)
         return None
 
-    def _opened_at(self, state: GrowingState) -> Source | None:
+    def _opened_at(self, state: GrowingState) -> Source:
         """Open the generation of a state, or the next one if the state is at its end."""
         if set(state) != _KEYS:
             raise ConfigError("state", f"of a GrowingLoader holds {', '.join(sorted(_KEYS))}, not {', '.join(state)}")
@@ -167,7 +165,11 @@ class GrowingLoader(Loader):
         self._generation, self._known_columns = int(state["generation"]), str(state["columns"])
         done = state["loader"]["epoch"] > self._generation and not self._arrived.last
         following = self._opened_next() if done else None
-        return self._open(self._arrived) if following is None else following
+        source = self._open(self._arrived) if following is None else following
+        if source is None:
+            problem = f"belongs to other data: `wrap` chooses no row of its generation {self._generation}"
+            raise ConfigError("state", problem)
+        return source
 
     def _agree_on_files(self, began: float) -> Arrived | None:
         """Return the files that have arrived since the last listing, the same on all ranks; None if too few."""

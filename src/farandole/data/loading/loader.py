@@ -87,7 +87,7 @@ class Loader:
         self._none: Columns | None = None
         self._prepare(gather)
         self._gather = None if alone else gather
-        self._epoch = self._position = 0  # position: rows visited by all ranks; in `FeedLoader`, steps
+        self._epoch = self._position = self.moves = 0  # rows visited, in `FeedLoader` steps; loaded states
         self._meter: Meter | None = None
         log.info("%s", self)
 
@@ -230,7 +230,7 @@ class Loader:
             self._order, lanes=found.lanes, window=found.window, seed=seed, permuted=bool(found.permuted)
         )
         self._plan, self._seed = self._plan_steps(self._order), found.seed
-        self._epoch, self._position = found.epoch, found.visited
+        self._epoch, self._position, self.moves = found.epoch, found.visited, self.moves + 1
         if not self._steps_left:
             self._epoch, self._position = found.epoch + 1, 0
 

@@ -191,6 +191,22 @@ def test_rows_are_chosen_and_cached_within_a_limit(tmp_path: Path) -> None:
     assert 0 < sum(path.stat().st_size for path in cache.iterdir()) < 5000
 
 
+def test_a_state_without_rows_by_another_condition_is_refused(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, [[6], [6], []])
+    batches = iter(loader := loader_of(tmp_path, writer))
+    rows_of(batch for _, batch in zip(range(4), batches, strict=False))
+    state = loader.state_dict()
+    assert state["generation"] == 1
+
+    def wrap(source: Any) -> Any:
+        return SelectedSource(source, [("row", "<", 6)])
+
+    other = loader_of(tmp_path, "_DONE", wrap=wrap)
+    for load in (lambda: other.load_state_dict(state), lambda: loader_of(tmp_path, "_DONE", wrap=wrap, state=state)):
+        with pytest.raises(ConfigError, match=r"belongs to other data: `wrap` chooses no row of its generation 1"):
+            load()
+
+
 def test_settings_that_lose_rows_are_refused(tmp_path: Path) -> None:
     growing = Growing(str(tmp_path))
     for problem, how in (
