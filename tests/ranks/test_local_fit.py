@@ -133,6 +133,28 @@ def test_a_transform_takes_the_columns_that_fit_takes(tmp_path: Path) -> None:
     assert [each.tolist() for each in predicted["y__output"]] == [[0.0, 6.0], [0.0, 6.0]]
 
 
+def test_a_model_without_parameters_predicts_for_a_table_of_arrow_types() -> None:
+    import torch
+
+    from farandole.estimators.torch import TorchModel
+
+    class Total(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sum(1)
+
+    # pandas notes these types of columns in the table, and cannot read its notes.
+    kinds = {"x": pa.list_(pa.int32()), "tags": pa.map_(pa.string(), pa.int64()), "money": pa.decimal128(5, 2)}
+    values = {"x": [[1, 2], [3, 4]], "tags": [[("a", 1)], []], "money": [Decimal("1.50"), Decimal("2.25")]}
+    columns = {name: pd.Series(values[name], dtype=pd.ArrowDtype(kind)) for name, kind in kinds.items()}
+    frame = pd.DataFrame({**columns, "count": pd.Series([None, 1], dtype="Int64")}).set_index(pd.Index(["a", "b"]))
+    model = TorchModel(model=Total(), feature_columns=["x"], label_columns=["y"])
+    for rows_of_arrow in (frame, pa.Table.from_pandas(frame)):
+        predicted = model.transform(rows_of_arrow)
+        assert predicted["y__output"].to_dict() == {"a": 3.0, "b": 7.0}
+        assert predicted["count"].dtype == "Int64" and predicted["money"].to_list() == values["money"]
+        assert [list(each) for each in predicted["x"]] == values["x"]
+
+
 def test_wrong_rows_are_refused_before_ranks_start() -> None:
     with pytest.raises(DataError, match="column 'z': is not in the DataFrame, which has x, flag, y"):
         estimator(feature_cols=["z"]).fit(rows())

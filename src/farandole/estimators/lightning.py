@@ -25,7 +25,7 @@ with importing("farandole.spark.lightning"):
     from farandole.estimators.trainers.lightning.files import weights_of
     from farandole.estimators.trainers.lightning.training import LightningJob, train
     from farandole.estimators.trainers.run import RunPlan
-    from farandole.estimators.trainers.torch.tensors import dtype_of
+    from farandole.estimators.trainers.torch.tensors import check_parameters
     from farandole.lightning.packages import PACKAGES, package_of
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class LightningEstimator(LightningParams, TorchEstimator):
             self._check_input_shapes()
             check_together(self, 1)
             made = self._made()
-            dtype_of(made)
+            check_parameters(made)
             check_device(made)
             unused = [each.name for each in (self.optimizer, self.loss, self.loss_constructors, self.metrics)]
             if unused := [name for name in unused if self.isSet(name)]:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from farandole.data import ParquetSource
 from farandole.data.formats.fields import is_vector
+from farandole.data.formats.frames import frame_of
 from farandole.data.formats.places import texts_of
 from farandole.errors import ConfigError, DataError
 from farandole.estimators.feed import HELD
@@ -61,7 +62,7 @@ def in_memory(dataset: Any) -> pd.DataFrame | pa.Table:
 def as_frame(dataset: Any) -> pd.DataFrame:
     """Return the rows as a pandas DataFrame. A DataFrame is returned as it is; files of a path or URL are read."""
     rows = in_memory(dataset)
-    return rows if isinstance(rows, pd.DataFrame) else rows.to_pandas()
+    return rows if isinstance(rows, pd.DataFrame) else frame_of(rows)
 
 
 def features_of(rows: pd.DataFrame | pa.Table, names: Sequence[str]) -> pd.DataFrame:

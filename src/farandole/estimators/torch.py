@@ -28,7 +28,7 @@ with importing("farandole.spark.torch"):
     from farandole.estimators.trainers.torch.callbacks import METHODS
     from farandole.estimators.trainers.torch.judge import TorchJob, TrainMinibatch
     from farandole.estimators.trainers.torch.losses import Loss, Losses, Metric
-    from farandole.estimators.trainers.torch.tensors import Inputs, dtype_of
+    from farandole.estimators.trainers.torch.tensors import Inputs, check_parameters, dtype_of
     from farandole.estimators.trainers.torch.training import train, weights_of
     from farandole.estimators.transformer import DataFrameModel
 
@@ -148,7 +148,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
             raise ConfigError(
                 "backward_passes_per_step", "is for steps without train_minibatch_fn, which makes its own"
             )
-        dtype_of(self.getModel())
+        check_parameters(self.getModel())
         check_device(self.getModel())
         of_model = {id(parameter) for parameter in self.getModel().parameters()}
         updated = [parameter for group in self.getOptimizer().param_groups for parameter in group["params"]]

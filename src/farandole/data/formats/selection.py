@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from farandole.data.formats.columns import check_names
+from farandole.data.formats.frames import frame_of
 from farandole.data.formats.pruning import Bounds, Condition, may_hold, rows_that_hold
 from farandole.data.formats.row_groups import RowGroup
 from farandole.data.formats.source import DerivedSource, Source
@@ -136,7 +137,7 @@ def _include(predicate: Predicate, frames: bool, table: pa.Table) -> NDArray[np.
         import pandas as pd  # loads slowly, and only this needs it
 
         try:
-            made: object = predicate.do_include(table.to_pandas())
+            made: object = predicate.do_include(frame_of(table))
         except Exception as error:  # raised below if the predicate does not take single rows either
             refused = error
         else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -63,13 +64,17 @@ class Inputs:
 
 
 def dtype_of(model: torch.nn.Module) -> torch.dtype:
-    """Return the type that inputs are cast to, that of the first floating-point parameter.
+    """Return the type that inputs are cast to: that of the first floating-point parameter, or else buffer.
 
-    Raises `ConfigError` for a model without one."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            return parameter.dtype
-    raise ConfigError("model", "has no parameters to train")
+    A model without them, such as a formula or a quantized model, takes PyTorch's default type."""
+    floating = (each.dtype for each in chain(model.parameters(), model.buffers()) if each.is_floating_point())
+    return next(floating, torch.get_default_dtype())
+
+
+def check_parameters(model: torch.nn.Module) -> None:
+    """Raise `ConfigError` for a model without a floating-point parameter, which no optimizer trains."""
+    if not any(each.is_floating_point() for each in model.parameters()):
+        raise ConfigError("model", "has no parameters to train")
 
 
 def spell(dtype: torch.dtype) -> str:
