@@ -173,6 +173,11 @@ def test_what_stands_for_nulls_is_not_cut(tmp_path: Path, kind: pa.DataType, fil
         (pa.timestamp("ms", "Europe/Paris"), datetime(1999, 1, 1, tzinfo=UTC), np.datetime64("1999-01-01")),
         (pa.timestamp("ns"), 5, np.datetime64(5, "ns")),
         (pa.date32(), date(1999, 1, 1), np.datetime64("1999-01-01")),
+        (pa.date32(), np.datetime64("1999-01-01"), np.datetime64("1999-01-01")),
+        (pa.date64(), np.datetime64("1999-01-01T00:00:00"), np.datetime64("1999-01-01")),
+        (pa.timestamp("us", "Europe/Paris"), np.datetime64("1999-01-01"), np.datetime64("1999-01-01")),
+        (pa.timestamp("s"), np.datetime64("1999-01-01", "ns"), np.datetime64("1999-01-01")),
+        (pa.duration("ms"), np.timedelta64(2, "h"), np.timedelta64(2, "h")),
         (pa.list_(pa.int8()), [1, 2], [1, 2]),
         (pa.list_(pa.float32()), (0.1, 1), [np.float32(0.1), 1]),
     ],
@@ -185,6 +190,26 @@ def test_what_stands_for_nulls_may_be_rounded_and_in_another_unit(
     rows = pa.array([fill, None], kind) if pa.types.is_list(kind) else pa.nulls(2, kind)
     found = read(tmp_path, rows, lambda columns: columns, fields=FieldOptions(nulls={"x": fill}))
     assert len(found) == 3 and all(np.array_equal(batch[0], expected) for batch in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fill"),
+    [
+        (pa.timestamp("ns"), np.datetime64("9999-12-31")),  # outside the range of nanoseconds
+        (pa.timestamp("ms"), np.datetime64("1999-01-01T00:00:00.0005")),
+        (pa.date32(), np.datetime64("1999-01-01T12", "h")),
+        (pa.timestamp("s"), np.datetime64("NaT", "s")),
+        (pa.duration("s"), np.datetime64("1999-01-01")),
+        (pa.timestamp("s"), np.timedelta64(1, "s")),
+        (pa.int64(), np.datetime64(1, "ns")),
+        (pa.time64("us"), np.timedelta64(1, "s")),
+    ],
+    ids=str,
+)
+def test_times_of_numpy_that_a_column_cannot_hold_are_refused(tmp_path: Path, kind: pa.DataType, fill: Any) -> None:
+    fields = FieldOptions(nulls={"x": fill})
+    with pytest.raises(ConfigError, match=r"'x' is .*, which cannot hold np.*64\(.*\) \(it"):
+        read(tmp_path, pa.nulls(2, kind), lambda columns: columns, fields=fields)
 
 
 def test_a_transform_of_frames_fills_nulls_as_in_pandas(tmp_path: Path) -> None:
