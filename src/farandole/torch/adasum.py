@@ -64,6 +64,7 @@ class AdasumFront(Front):
 
     _combine: Combination
     _alone: bool
+    _noted_passes: int
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
 
@@ -73,9 +74,13 @@ class AdasumFront(Front):
         return dict(self._combine.names)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change nothing: gradients add up until `step`. Raises `ValueError` unless positive."""
+        """Only note the number: gradients add up until `step`. Raises `ValueError` unless positive."""
         if passes <= 0:
             raise ValueError(f"backward_passes_per_step must be > 0, got {passes}")
+        self._noted_passes = passes
+
+    def _passes(self) -> int:
+        return self._noted_passes
 
     def synchronize(self) -> None:
         """Do nothing: gradients are this rank's own, and may be clipped or read any time before `step`."""

@@ -47,6 +47,9 @@ class _Distributed(Front):
         """Reduce after this many backward passes from now on; raises `ValueError` unless positive."""
         self._reducer.set_passes(passes)
 
+    def _passes(self) -> int:
+        return self._reducer.passes
+
     def synchronize(self) -> None:
         """Reduce all gradients, so that they can be read or clipped before `step`.
 

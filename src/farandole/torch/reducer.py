@@ -86,6 +86,11 @@ class Reducer:
         return dict(zip(self._parameters, self._names, strict=True))
 
     @property
+    def passes(self) -> int:
+        """Return the number of backward passes whose gradients are added up."""
+        return self._passes.per_step
+
+    @property
     def started(self) -> bool:
         """Return whether a gradient has accumulated since the last `finish` or `reset`."""
         return self._passes.started
