@@ -153,6 +153,7 @@ REFUSED_READER_ARGUMENTS: Mapping[str, str] = {
     "filesystem": "give a URL with its scheme, and storage_options=",
 }
 
+_LIBRARY = "it is Horovod's compiled library; call the functions of the binding"
 _INSIDE = "it is the inside of Horovod's launcher; farandole starts its ranks in its own way"
 _INSIDE_SPARK = "it is the inside of Horovod's Spark jobs; farandole's are made in their own way"
 _SPARK_MODULES = """
@@ -185,6 +186,8 @@ ABSENT_MODULES: Mapping[str, str] = {
     **{f"horovod.runner.common.util.{module}": why for module, why in _RUNNER_UTIL.items()},
     **{f"horovod.ray.{module}": _INSIDE for module in ("strategy", "worker", "adapter", "driver_service", "utils")},
     "horovod.runner.elastic": _INSIDE,
+    "horovod._keras": "its names without an underscore or Impl are in horovod.keras and horovod.tensorflow.keras",
+    **dict.fromkeys(("horovod.torch.mpi_lib_v2", "horovod.torch.mpi_lib", "horovod.tensorflow.mpi_lib"), _LIBRARY),
     "horovod.ray.elastic": ELASTIC,
     "horovod.ray.elastic_v2": ELASTIC,
     "petastorm.ngram": "make windows of rows with Spark, and write each as a row of arrays",
@@ -210,11 +213,23 @@ HorovodReducescatter HorovodGroupedReducescatter
 _HELPERS = "LocalGradientAggregationHelper apply_op_to_not_none_tensors get_not_none_from_list"
 ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
     "horovod.runner": {"_HorovodArgs": _LAUNCH},
-    "horovod.runner.launch": dict.fromkeys(("_run", "parse_args"), _LAUNCH),
-    "horovod.spark.task": {"task_exec": "ranks are the tasks of a barrier stage"},
-    "horovod.torch.mpi_ops": dict.fromkeys(
-        _TORCH_FUNCTIONS.split(), "call the operation itself, which can be differentiated"
+    "horovod.runner.launch": {
+        **dict.fromkeys(("_run", "_run_static", "_run_elastic", "parse_args"), _LAUNCH),
+        "check_build": "start the command horovodrun --check-build",
+    },
+    "horovod.common.elastic": dict.fromkeys(
+        ("notification_manager", "WorkerNotificationManager"),
+        "state.commit() and state.check_host_updates() ask the launcher themselves; leave it out",
     ),
+    "horovod.spark.common.params": dict.fromkeys(
+        ("ModelParams", "HasOutputCols"), "derive a fitted model from TorchModel, LightningModel or KerasModel"
+    ),
+    "horovod.spark.task": {"task_exec": "ranks are the tasks of a barrier stage"},
+    "horovod.torch.mpi_ops": {
+        **dict.fromkeys(_TORCH_FUNCTIONS.split(), "call the operation itself, which can be differentiated"),
+        "_handle_map": "a handle holds its own tensors; call synchronize(handle)",
+    },
+    "horovod.tensorflow.mpi_ops": {"MPI_LIB": _LIBRARY},
     "horovod.tensorflow.gradient_aggregation": dict.fromkeys(_HELPERS.split(), _AGGREGATION),
     "horovod.tensorflow.gradient_aggregation_eager": {"LocalGradientAggregationHelperEager": _AGGREGATION},
     "horovod.tensorflow": {"_make_allreduce_grads_fn": _GRADIENTS},

@@ -27,6 +27,7 @@ class Module:
     by: str = ""  # farandole's module; its public names are offered if they are in `known` or `every` is set
     own: Mapping[str, str] = field(default_factory=dict)  # names that come from elsewhere, as "module:attribute"
     parts: str = ""  # submodules that are imported with it
+    later: str = ""  # submodules that Horovod imports with it; here the first use of their names does
     known: str = ""  # Horovod's names; a missing one is reported as not there yet
     every: bool = False  # offer all public names of `by`
     needs: str = ""  # packages that the module and its submodules need
@@ -130,7 +131,7 @@ _VERSION = {"__version__": "farandole.compat.answers:VERSION"}
 
 MODULES: Mapping[str, Module] = {
     **dict.fromkeys([*ABSENT_MODULES, *ABSENT_NAMES], Module()),
-    "horovod": Module(own={**_RUN, **_VERSION}),
+    "horovod": Module(own={**_RUN, **_VERSION}, later="common runner"),
     "horovod.version": Module(own=_VERSION),
     # Frameworks
     "horovod.torch": Module(

@@ -92,7 +92,10 @@ class Answered(ModuleType):
 
     def __getattr__(self, name: str) -> object:
         """Import a name on first use, or raise `AttributeError` with the reason for its absence."""
-        where = MODULES[self.__name__].own.get(name)
+        answer = MODULES[self.__name__]
+        if name in answer.later.split():
+            return importlib.import_module(f"{self.__name__}.{name}")
+        where = answer.own.get(name)
         if where is None:
             missing = absent.missing_name(self.__name__, name)
             raise AttributeError(missing or f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self)
@@ -102,7 +105,8 @@ class Answered(ModuleType):
         return value
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *MODULES[self.__name__].own})
+        answer = MODULES[self.__name__]
+        return sorted({*super().__dir__(), *answer.own, *answer.later.split()})
 
     def __reduce__(self) -> tuple[object, ...]:
         # A pickled function that refers to this module installs compat where it is unpickled.

@@ -78,6 +78,16 @@ def test_operations_are_our_own(installed: None) -> None:
     assert hvd.__file__ is not None and "farandole" in hvd.__file__
 
 
+def test_import_horovod_alone_gives_what_horovods_imports() -> None:
+    done = python(
+        "import sys, farandole.compat; farandole.compat.install(); import horovod; "
+        "assert 'horovod.common' not in sys.modules; "
+        "assert {'common', 'runner'} <= set(dir(horovod)); assert not hasattr(horovod, 'torch'); "
+        "print(horovod.common.util.split_list([1, 2, 3], 2), horovod.runner.run is horovod.run)"
+    )
+    assert (done.stdout, done.stderr) == ("[[1, 2], [3]] True\n", "")
+
+
 def test_petastorms_names_are_our_own(installed: None) -> None:
     from petastorm import TransformSpec, __version__, make_batch_reader
     from petastorm.reader import Reader
@@ -177,6 +187,13 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
         ),
         ("from horovod.runner import _HorovodArgs", "call horovod.run, or start the command horovodrun"),
         ("from horovod.runner.launch import _run", "call horovod.run, or start the command horovodrun"),
+        ("from horovod.runner.launch import _run_static", "call horovod.run, or start the command horovodrun"),
+        ("from horovod.runner.launch import check_build", "horovodrun --check-build"),
+        ("from horovod.common.elastic import notification_manager", "ask the launcher themselves; leave it out"),
+        ("from horovod.spark.common.params import ModelParams", "derive a fitted model from TorchModel"),
+        ("from horovod._keras.callbacks import MetricAverageCallbackImpl", "are in horovod.keras"),
+        ("from horovod.torch import mpi_lib_v2", "call the functions of the binding"),
+        ("from horovod.torch.mpi_ops import _handle_map", "call synchronize(handle)"),
         ("from horovod.runner.mpi_run import mpi_run", "it is the inside of Horovod's launcher"),
         (
             "from petastorm.spark.spark_dataset_converter import TorchDatasetContextManager",
