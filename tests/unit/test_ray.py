@@ -9,6 +9,7 @@ pytest.importorskip("ray")
 
 from ray.exceptions import RayTaskError, UnserializableException
 
+from farandole.compat.ray import ElasticRayExecutor
 from farandole.errors import ConfigError, RankFailed
 from farandole.ray import RayExecutor, executor
 from farandole.ray.placement import Demand, reserve
@@ -59,3 +60,10 @@ def test_a_rank_is_not_dead_if_its_exception_cannot_be_unpickled(monkeypatch: py
     assert str(caught.value).startswith("rank 0 failed: OwnError: no such thing\n--- traceback of rank 0 ---")
     assert '"train.py", line 7' in str(caught.value) and "ray::" not in str(caught.value)
     assert "cannot be unpickled here" in caught.value.__notes__[0]
+
+
+def test_elastic_settings_of_horovods_examples_are_taken(caplog: pytest.LogCaptureFixture) -> None:
+    settings = ElasticRayExecutor.create_settings(2, max_np=4, verbose=True)
+    assert (settings.sizes.min_num_proc, settings.sizes.max_num_proc) == (2, 4)
+    assert "verbose has no effect: set the level of Python's logger 'farandole'" in caplog.text
+    ElasticRayExecutor(settings, cpus_per_slot=2)
