@@ -107,3 +107,25 @@ def test_backward_passes_per_step_is_read_and_set(hvd: ModuleType, op: str) -> N
         return weight.tolist()
 
     assert run_ranks(2, body) == [[-2.0], [-2.0]]
+
+
+def test_a_compression_that_loses_the_shape_of_a_gradient_is_named(hvd: ModuleType) -> None:
+    class First(hvd.compression.Compressor):  # type: ignore[misc]
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return tensor[:1].clone(), None
+
+        @staticmethod
+        def decompress(tensor: torch.Tensor, ctx: None) -> torch.Tensor:
+            return tensor
+
+    def body(context: Context) -> None:
+        weight = torch.nn.Parameter(torch.zeros(3))
+        named = [("weight", weight)]
+        made = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), named_parameters=named, compression=First)
+        (weight * torch.arange(3)).sum().backward()
+        with pytest.raises(ValueError, match=r"weight.*returned \[1\] in place of \[3\]"):
+            made.step()
+        assert weight.tolist() == [0, 0, 0]
+
+    run_ranks(2, body)

@@ -297,7 +297,7 @@ class Reducer:
         if self.feedback is not None:
             for name, tensor in zip(names, tensors, strict=True):
                 self.feedback.feed(name, tensor)
-        return partial(_complete, gradients, tensors, contexts, compression, start(places, tensors))
+        return partial(_complete, names, gradients, tensors, contexts, compression, start(places, tensors))
 
     def _reduce_each(self, places: Sequence[int], tensors: list[torch.Tensor], wake: bool) -> Callable[[], object]:
         return self._reduce_named([self._names[place] for place in places], tensors, wake)
@@ -367,6 +367,7 @@ def _remove_hooks(hooks: dict[int, RemovableHandle]) -> None:
 
 
 def _complete(
+    names: Sequence[str],
     gradients: Sequence[torch.Tensor],
     reduced: Sequence[torch.Tensor],
     contexts: Sequence[object],
@@ -377,8 +378,11 @@ def _complete(
         wait()
     finally:
         # One of many independent reductions may have failed; its tensor is unchanged.
-        for gradient, tensor, ctx in zip(gradients, reduced, contexts, strict=True):
+        for name, gradient, tensor, ctx in zip(names, gradients, reduced, contexts, strict=True):
             result = compression.decompress(tensor, ctx)
+            if result.numel() != gradient.numel():  # a smaller one would be spread over the gradient
+                shapes = f"{list(result.shape)} in place of {list(gradient.shape)}"
+                raise InvalidRequest(name, f"decompress of compression= returned {shapes}; return the gradient's shape")
             if result is not gradient:
                 gradient.copy_(result)
 
