@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import signal
 from collections.abc import Iterator
 from decimal import Decimal
@@ -87,6 +88,18 @@ def test_a_transform_needs_a_name_for_each_output(names: list[str]) -> None:
     wanted = r"output_cols: must be a name for each label column \(y, z\), all different, got \['a'"
     with pytest.raises(ConfigError, match=wanted):
         fitted.setOutputCols(names).transform(rows())
+
+
+@pytest.mark.parametrize(("name", "remedy"), [("model", "getModel()"), ("run_id", "getRunId()"), ("history", "read")])
+def test_values_that_are_params_of_horovods_models_name_what_returns_them(name: str, remedy: str) -> None:
+    import torch
+
+    from farandole.estimators.torch import TorchModel
+
+    fitted = TorchModel(model=torch.nn.Linear(1, 1), feature_columns=["x"], label_columns=["y"])
+    with pytest.raises(ConfigError, match=f"{name}: is no Param of a fitted model.*{re.escape(remedy)}"):
+        fitted.getOrDefault(name)
+    assert not fitted.hasParam(name) and fitted.getOrDefault("label_columns") == ["y"]
 
 
 def test_a_transform_takes_the_columns_that_fit_takes(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 from pyspark.ml import Model
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import VectorUDT
+from pyspark.ml.param import Param
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
@@ -28,6 +29,8 @@ from farandole.spark.rows.column_names import check_names, taken_names
 N = TypeVar("N")
 
 _PREDICTED = "__farandole_predicted"
+# Params of Horovod's fitted models that are none here, with what returns their values.
+_NO_PARAMS = {"model": "call getModel()", "history": "read the attribute history", "run_id": "call getRunId()"}
 
 
 class DataFrameModel(Model, CheckedParams, Saved, Generic[N]):
@@ -116,6 +119,13 @@ class DataFrameModel(Model, CheckedParams, Saved, Generic[N]):
 
         A notebook shows them as curves and a table."""
         return History(dict(record) for record in self._history)
+
+    def getParam(self, paramName: str) -> Param[Any]:
+        """Return a parameter by its name; raises `ConfigError` for names without one."""
+        if paramName in _NO_PARAMS:
+            problem = f"is no Param of a fitted model, so that getOrDefault has no value: {_NO_PARAMS[paramName]}"
+            raise ConfigError(paramName, problem)
+        return super().getParam(paramName)
 
     def getModel(self) -> N:
         return self._model
