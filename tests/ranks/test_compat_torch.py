@@ -70,6 +70,8 @@ def test_replacing_insides_of_the_optimizer_is_refused_with_the_remedy(hvd: Modu
         with pytest.raises(AttributeError, match=r"'_handles'.*synchronize\(\)"):
             made._handles.clear()
         assert not hasattr(made, "_requires_update")
+        made._requires_update = set()  # as programs do that alternate two networks
+        assert made._requires_update == set()
         made.mine, made._synchronized = 1, False  # others can be set
 
     run_ranks(2, body)

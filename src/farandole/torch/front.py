@@ -8,18 +8,21 @@ F = TypeVar("F", bound="Front")
 
 _BY_CODEC = "to change what is sent, give DistributedOptimizer a class of compress and decompress as compression="
 _BY_STEP = "to change gradients, call synchronize(), change them, and call step() inside skip_synchronize()"
-# Attributes of Horovod's optimizer that programs replace or read, with what has their effect here.
-_INSIDES = {
+# Attributes of Horovod's optimizer that programs read or replace, with what has their effect here.
+_ACTING = {
     "_compression": _BY_CODEC,
     "_allreduce_grad_async": _BY_CODEC,
     "_grouped_allreduce_grad_async": _BY_CODEC,
     "_allreduce_delay": "call set_backward_passes_per_step",
-    **dict.fromkeys(("_make_hook", "_register_hooks", "_handles", "_requires_update", "_grad_accs"), _BY_STEP),
+    "_make_hook": _BY_STEP,
+    "_register_hooks": _BY_STEP,
 }
+# Those that programs empty, so that Horovod forgets gradients: nothing is left here that would have to be forgotten.
+_KEEPING = dict.fromkeys(("_handles", "_requires_update", "_grad_accs"), _BY_STEP)
 
 
 class _Absent:
-    """An attribute that Horovod's optimizer has: replacing it would have no effect, and so raises `AttributeError`."""
+    """An attribute that only Horovod's optimizer has; reading it raises `AttributeError`, unless it was set."""
 
     def __init__(self, remedy: str) -> None:
         self._remedy = remedy
@@ -32,9 +35,6 @@ class _Absent:
             return self
         self._refuse(optimizer)
 
-    def __set__(self, optimizer: "Front", value: object) -> None:
-        self._refuse(optimizer)
-
     def _refuse(self, optimizer: "Front") -> NoReturn:
         raise AttributeError(
             f"a distributed {type(optimizer).__name__} of farandole has no attribute {self._name!r}, an inside of "
@@ -42,6 +42,13 @@ class _Absent:
             name=self._name,
             obj=optimizer,
         )
+
+
+class _Fixed(_Absent):
+    """One that cannot be set either, because its new value would have no effect."""
+
+    def __set__(self, optimizer: "Front", value: object) -> None:
+        self._refuse(optimizer)
 
 
 class Front(torch.optim.Optimizer):
@@ -99,7 +106,9 @@ def mix_in(front: type[F], optimizer: torch.optim.Optimizer) -> F:
         raise ValueError(f"the {base.__name__} is distributed already")
     names: dict[str, object] = {"__module__": base.__module__, "__doc__": base.__doc__}
     # The user's class may have attributes of these names itself.
-    names |= {name: _Absent(remedy) for name, remedy in _INSIDES.items() if not hasattr(optimizer, name)}
+    absent = {name: _Absent(remedy) for name, remedy in _KEEPING.items()}
+    absent |= {name: _Fixed(remedy) for name, remedy in _ACTING.items()}
+    names |= {name: each for name, each in absent.items() if not hasattr(optimizer, name)}
     made: type[F] = type(base.__name__, (front, base), names)
     wrapped = made.__new__(made)
     # A learning-rate scheduler has put its own `step` on the instance, which would bypass ours.
