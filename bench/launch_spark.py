@@ -1,10 +1,12 @@
 """Time of a Spark job whose ranks have nothing to do.
 
-    python bench/launch_spark.py [--rounds 5] [--ranks 2] [--work torch]
+    python bench/launch_spark.py [--rounds 5] [--ranks 2] [--work torch] [--until begin]
 
 HorovodRunner and pyspark's own TorchDistributor take turns in one Spark session (local[N], CPU). The time is from the
-call of `run` until it returns rank 0's value. With `--work torch` both import torch and initialize the job, as a
-training does first. The target is half of TorchDistributor's time at most. Writes bench/results/*-launch-spark.json."""
+call of `run` until it returns rank 0's value, or with `--until begin` until rank 0's function begins: a task of ours
+lasts for a second at least, the interval in which Spark polls its all-gather. With `--work torch` both import torch and
+initialize the job, as a training does first. The target is half of TorchDistributor's time at most. Writes
+bench/results/*-launch-spark.json."""
 
 import argparse
 import contextlib
@@ -25,31 +27,33 @@ LOCALHOST = "127.0.0.1"
 THEIRS = "TorchDistributor"
 
 
-def nothing() -> int:
-    """Return a value, as the function that both launchers run."""
-    return 42
+def nothing() -> float:
+    """Return the time, as the function that both launchers run."""
+    return time.time()
 
 
-def ours_until_initialized() -> int:
-    """Import torch and initialize farandole as a rank."""
+def ours_until_initialized() -> float:
+    """Import torch and initialize farandole as a rank; return the time before."""
+    begun = time.time()
     import torch
 
     import farandole.torch as hvd
 
     hvd.init()
     assert torch.ones(1).sum() == 1
-    return 42
+    return begun
 
 
-def theirs_until_initialized() -> int:
-    """Import torch and initialize torch.distributed as a rank."""
+def theirs_until_initialized() -> float:
+    """Import torch and initialize torch.distributed as a rank; return the time before."""
+    begun = time.time()
     import torch
     import torch.distributed
 
     torch.distributed.init_process_group("gloo")
     assert torch.ones(1).sum() == 1
     torch.distributed.destroy_process_group()
-    return 42
+    return begun
 
 
 @contextlib.contextmanager
@@ -72,23 +76,23 @@ def session(ranks: int) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def timed(run: Callable[[], object]) -> float:
-    """Return the seconds that `run` takes; it must return rank 0's value."""
-    started = time.monotonic()
-    value = run()
-    taken = time.monotonic() - started
-    assert value == 42, value
-    return taken
+def timed(run: Callable[[], float], until: str) -> float:
+    """Return the seconds until rank 0's function begins, whose time `run` returns, or until `run` returns."""
+    started = time.time()
+    begun = run()
+    returned = time.time()
+    assert started < begun < returned, begun
+    return (begun if until == "begin" else returned) - started
 
 
-def launch(ranks: int, rounds: int, work: str) -> Race:
+def launch(ranks: int, rounds: int, work: str, until: str) -> Race:
     """Race HorovodRunner against TorchDistributor."""
     ours, theirs = (nothing, nothing) if work == "none" else (ours_until_initialized, theirs_until_initialized)
     distributor = TorchDistributor(num_processes=ranks, local_mode=False, use_gpu=False)
     return race(
         {
-            OURS: lambda: timed(lambda: HorovodRunner(np=ranks).run(ours)),
-            THEIRS: lambda: timed(lambda: distributor.run(theirs)),
+            OURS: lambda: timed(lambda: HorovodRunner(np=ranks).run(ours), until),
+            THEIRS: lambda: timed(lambda: distributor.run(theirs), until),
         },
         rounds,
     )
@@ -99,12 +103,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--work", choices=("none", "torch"), default="none")
+    parser.add_argument("--until", choices=("begin", "return"), default="return")
     options = parser.parse_args()
     logging.getLogger("farandole.spark").setLevel(logging.INFO)  # log the announcement, do not print it
     with session(options.ranks):
-        result = launch(options.ranks, options.rounds, options.work)
-    name = f"np={options.ranks}, work={options.work}: seconds from run to rank 0's value"
-    what = f"launch on Spark, {options.ranks} ranks, work={options.work}"
+        result = launch(options.ranks, options.rounds, options.work, options.until)
+    end = "the begin of rank 0's function" if options.until == "begin" else "rank 0's value"
+    name = f"np={options.ranks}, work={options.work}: seconds from run to {end}"
+    what = f"launch on Spark, {options.ranks} ranks, work={options.work}, until {options.until}"
     lines = compare(what, result, {THEIRS: 2.0})
     print(table(name, lines))
     print(record("launch-spark", {name: result}, ["farandole", "pyspark", "torch"], lines))

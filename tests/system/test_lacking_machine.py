@@ -93,14 +93,18 @@ def test_a_rendezvous_at_an_unknown_host_is_named() -> None:
 @pytest.mark.parametrize(
     ("interface", "problem"),
     [
-        ("no-such", "'no-such' is neither an address nor one of lo"),
-        ("203.0.113.7", "this rank cannot listen on 203.0.113.7 (Cannot assign requested address); name one of lo"),
+        ("no-such", "farandole: interface: 'no-such' is neither an address nor one of lo"),
+        (
+            "203.0.113.7",
+            "farandole.errors.ConfigError: interface: this rank cannot listen on 203.0.113.7 "
+            "(Cannot assign requested address); name one of lo",
+        ),
     ],
 )
 def test_an_interface_that_is_not_there_is_refused(interface: str, problem: str) -> None:
     code, said = run(ranks(INIT), FARANDOLE_INTERFACE=interface)
     assert code != 0
-    assert f"farandole.errors.ConfigError: interface: {problem}" in said
+    assert problem in said
 
 
 def test_a_folder_is_no_timeline() -> None:

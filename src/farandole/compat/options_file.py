@@ -61,7 +61,7 @@ _YES, _NO, _NULL = ("true", "yes", "on"), ("false", "no", "off"), ("null", "~")
 def read_options(path: Path) -> list[str]:
     """Return the file's options. Raises `ConfigError` naming the line that cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError("config_file", f"cannot read {path}: {error.strerror}") from error
     return parse_options(text, str(path))

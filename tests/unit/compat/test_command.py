@@ -53,7 +53,8 @@ def test_every_option_of_horovodrun_is_known(flag: str, count: int, capsys: pyte
 def test_the_command_line_wins_over_a_file_named_before_or_after_it(tmp_path: Path) -> None:
     file = tmp_path / "horovod.yaml"
     file.write_text(
-        "controller: gloo\nparams:\n  fusion_threshold_mb: 32\n  cache_capacity: 7\nstall_check:\n  enabled: off\n"
+        "controller: gloo\nparams:\n  fusion_threshold_mb: 32\n  cache_capacity: 7\nstall_check:\n  enabled: off\n",
+        encoding="utf-8-sig",  # with a mark at its beginning, as some editors write it
     )
     words = ["-np", "1", "--cache-capacity", "9", "--config-file", str(file), "--fusion-threshold-mb", "1"]
     script = "echo $FARANDOLE_CACHE_CAPACITY $FARANDOLE_FUSION_THRESHOLD $FARANDOLE_STALL_CHECK_DISABLE $PYTHONPATH"
@@ -133,6 +134,11 @@ def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run_commandline(["-np", "1", "--config-file", "/no/such/file", "true"])
     assert "--config-file: config_file: cannot read /no/such/file: No such file" in capsys.readouterr().err
+
+
+def test_an_interface_that_this_machine_lacks_is_refused_before_ranks_start(caplog: pytest.LogCaptureFixture) -> None:
+    assert run_commandline(["-np", "1", "--network-interface", "ib7", "false"]) == 2
+    assert caplog.text.count("interface: 'ib7' is neither an address nor one of") == 1
 
 
 def test_run_refuses_sizes_out_of_order() -> None:

@@ -15,6 +15,7 @@ from farandole.launch.backends.mpi_operator import OperatorJob
 from farandole.launch.backends.slurm import Allocation
 from farandole.launch.backends.ssh import SshBackend
 from farandole.launch.hosts import fill_slots, is_local, parse_hosts, read_hostfile
+from farandole.topology import interface_addresses
 
 __all__ = ["SITES", "choose_backend", "chosen_site", "find_site", "named_hosts", "reach", "variables_of_ranks"]
 
@@ -79,8 +80,12 @@ def named_hosts(
 
 
 def reach(hosts: Sequence[Host], num_proc: int, shell: Shell, interface: str | None) -> Backend:
-    """Return the backend for `num_proc` ranks in the slots of `hosts`: local if all are here, else over `shell`."""
+    """Return the backend for `num_proc` ranks in the slots of `hosts`: local if all are here, else over `shell`.
+
+    Raises `ConfigError` if the ranks are here and this machine has no such interface."""
     used = fill_slots(hosts, num_proc)
     if all(is_local(host.name) for host in dict.fromkeys(used)):
+        if interface is not None:
+            interface_addresses(interface)
         return LocalBackend(num_proc)
     return SshBackend(hosts, shell, interface=interface)
