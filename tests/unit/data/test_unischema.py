@@ -104,7 +104,7 @@ def test_the_schema_of_petastorm_itself() -> None:
         (pickle.dumps(os.system), "it refers to posix.system"),
         (b"cbuiltins\neval\n(S'1'\ntR.", "it refers to builtins.eval"),
         (b"cpyspark.sql.types\nos.path\n.", "it refers to pyspark.sql.types.os.path"),
-        (pickle.dumps(3), "has a int in place of a Unischema"),
+        (pickle.dumps(3), "it is a int without fields"),
         (OF_PETASTORM[:-9], "its Unischema cannot be loaded: pickle data was truncated; make_batch_reader"),
     ],
     ids=["function", "builtin", "path", "number", "cut"],
@@ -112,6 +112,11 @@ def test_the_schema_of_petastorm_itself() -> None:
 def test_other_pickles_are_refused(pickled: bytes, problem: str) -> None:
     with pytest.raises(SourceError, match=f"here: .*{problem}"):
         read_schema(stored(pickled), "here")
+
+
+def test_a_file_that_is_no_parquet_is_named() -> None:
+    with pytest.raises(SourceError, match=r"here: its _common_metadata cannot be read: .*; remove it if"):
+        read_schema(b"nothing", "here")
 
 
 def test_arrays_images_and_numbers_come_decoded(tmp_path: Path) -> None:

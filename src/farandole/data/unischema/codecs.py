@@ -41,7 +41,7 @@ class StoredSparkType:
         state = {
             name: each.loaded() if isinstance(each, StoredSparkType) else each for name, each in vars(self).items()
         }
-        own = getattr(types, self.kind)
+        own = getattr(types, type(self).kind)  # what was pickled has no say in it
         made: DataType = own.__new__(own) if "elementType" in state else own()
         vars(made).update(state)
         return made

@@ -57,14 +57,18 @@ def read_schema(content: bytes, where: str) -> Unischema | None:
     Raises `SourceError` for a schema that cannot be loaded, and names a class that is none of Petastorm's."""
     try:
         pickled = (pq.read_schema(pa.BufferReader(content)).metadata or {}).get(_SCHEMA)
-        if pickled is None:
-            return None
+    except pa.ArrowException as error:
+        problem = f"its {FILE} cannot be read: {error}; remove it if the data set has no Unischema"
+        raise SourceError(where, problem) from error
+    if pickled is None:
+        return None
+    try:
         schema = _Unpickler(io.BytesIO(pickled)).load()
+        if not isinstance(schema, Unischema) or not all(isinstance(each, UnischemaField) for each in schema):
+            raise TypeError(f"it is a {type(schema).__name__} without fields")
     except Exception as error:  # a damaged pickle raises errors of any class
         remedy = "make_batch_reader reads its columns as they are stored"
         raise SourceError(where, f"its Unischema cannot be loaded: {error}; {remedy}") from error
-    if not isinstance(schema, Unischema) or not all(isinstance(each, UnischemaField) for each in schema):
-        raise SourceError(where, f"has a {type(schema).__name__} in place of a Unischema")
     return schema
 
 
