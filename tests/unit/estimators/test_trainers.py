@@ -379,6 +379,19 @@ def test_numbers_that_are_none_are_said_at_once(tmp_path: Path, monkeypatch: pyt
     assert len(told) == 2
 
 
+@pytest.mark.parametrize("fraction, warned", [(1e-9, True), (None, False), (0.5, False)])
+def test_a_validation_without_rows_is_said(
+    fraction: float | None, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(running, "log_to_driver", told.append)
+    plan = plan_of(LINE)
+    plan = replace(plan, rows=replace(plan.rows, validation=fraction))
+    trained(tmp_path, LINE, job_of(zero_line(), LINE, plan))
+    wanted = ["warning: none of 4 rows validates by validation=1e-09, so that there is no val_loss"]
+    assert told == (wanted if warned else [])
+
+
 def test_a_checkpoint_is_no_pickle() -> None:
     content = Checkpoint(seed=3, epoch=2, state=b"weights", history=[{"loss": 0.5}]).dump()
     got = Checkpoint.load(content)

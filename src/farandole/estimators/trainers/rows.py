@@ -63,19 +63,23 @@ class Rows:
     validate: ShardLoader | None
     kinds: Mapping[str, str]  # column -> "float32[64]", for the log
     nans: Mapping[str, int]  # column -> rows of all ranks that hold NaN; columns without any are left out
+    held_by: str = ""  # what should choose rows that validate
 
     @property
     def held(self) -> int:
         """How many rows of all ranks validate."""
         return 0 if self.validate is None else self.validate.plan.total
 
-    def nan_warnings(self) -> list[str]:
-        """Return a warning for each column that holds NaN."""
+    def warnings(self) -> list[str]:
+        """Return a warning for each column that holds NaN, and one if no row validates that should."""
         total = self.train.plan.total + self.held
-        return [
+        found = [
             f"warning: column {name!r}: {count} of {total} rows hold NaN; fill them or drop these rows first"
             for name, count in self.nans.items()
         ]
+        if self.held_by and not self.held:
+            found.append(f"warning: none of {total} rows validates by {self.held_by}, so that there is no val_loss")
+        return found
 
 
 def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: Gather) -> Rows:
@@ -128,7 +132,12 @@ def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: G
         validate=loader(1, val_rows, wanted.val_batch_size, None) if sum(val_rows) else None,
         kinds=kinds,
         nans={name: count for name, count in nans.items() if count},
+        held_by=f"column {wanted.validation_col!r}" if wanted.validation_col else _fraction(wanted.validation),
     )
+
+
+def _fraction(validation: float | None) -> str:
+    return f"validation={validation}" if validation else ""
 
 
 def _hashes(shard: ArrowShard) -> NDArray[np.int64]:

@@ -142,10 +142,10 @@ class Run:
         return range(self.checkpoint.epoch, self.last)
 
     def describe(self, features: str) -> None:
-        """Log the numbers of rows and steps, and columns that hold NaN, to the driver; only rank 0 does.
+        """Log the numbers of rows and steps, and warnings of the rows, to the driver; only rank 0 does.
 
         `features` describes the types and shapes in which the model receives the columns."""
-        for warning in self.rows.nan_warnings() if self.rank == 0 else ():
+        for warning in self.rows.warnings() if self.rank == 0 else ():
             log_to_driver(warning)
         if self.rank == 0 and self.plan.verbose:
             log_to_driver(self._description(features))

@@ -94,7 +94,7 @@ class _Loop:
         train, held = rows.train.plan.total, rows.held
         kinds = ", ".join(f"{name} {kind}" for name, kind in rows.kinds.items())
         self._report(f"{train} rows train, {held} validate, on {size()} ranks: {kinds}; {program.step} steps are made")
-        for warning in rows.nan_warnings():
+        for warning in rows.warnings():
             self._report(warning, always=True)
 
     def run(self) -> None:
