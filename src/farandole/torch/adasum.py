@@ -12,7 +12,7 @@ import torch
 from farandole.core.operations.compression import Compressor
 from farandole.core.operations.reduction import Adasum, Max
 from farandole.core.process_sets.process_set import ProcessSet, is_alone
-from farandole.torch.front import Front
+from farandole.torch.insides import HorovodFront
 from farandole.torch.ops import allreduce, allreduce_async_
 from farandole.torch.second_group import warn_of_second_group
 
@@ -56,7 +56,7 @@ class Combination:
         return lambda: self.compression.decompress(handle.wait(), ctx)
 
 
-class AdasumFront(Front):
+class AdasumFront(HorovodFront):
     """Class that `DistributedOptimizer(op=Adasum)` puts in front of an optimizer's class."""
 
     # A gradient scaler then lets `step` unscale, and decide whether to step.

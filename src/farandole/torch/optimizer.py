@@ -20,14 +20,15 @@ from farandole.core.operations.reduction import Adasum, Average, Sum
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, is_alone, require_registered
 from farandole.errors import UnsupportedReduction
 from farandole.torch.adasum import AdasumFront, Combination
-from farandole.torch.front import Front, mix_in
+from farandole.torch.front import mix_in
+from farandole.torch.insides import HorovodFront
 from farandole.torch.low_rank import PowerSGD
 from farandole.torch.ops import Compression
 from farandole.torch.reducer import Parameter, Reducer
 from farandole.torch.second_group import warn_of_second_group
 
 
-class _Distributed(Front):
+class _Distributed(HorovodFront):
     """Class that `DistributedOptimizer` puts in front of an optimizer's class."""
 
     _reducer: Reducer
