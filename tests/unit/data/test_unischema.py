@@ -254,7 +254,7 @@ def test_rows_for_spark_are_encoded_and_checked() -> None:
         ],
     )
     assert schema.as_spark_schema().simpleString() == (
-        "struct<id:int,list:array<float>,pair:binary,price:decimal(10,2)>"
+        "struct<id:int,price:decimal(10,2),pair:binary,list:array<float>>"
     )
     pair, numbers = np.array([1, 2]), np.ones(3, np.float32)
     row = dict_to_spark_row(schema, {"id": np.int32(3), "pair": pair, "list": numbers})

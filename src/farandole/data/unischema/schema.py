@@ -34,12 +34,12 @@ _SPARK_TYPES = {
 
 
 class Unischema:
-    """Fields by name; each is an attribute, too, unless its name is one of a method."""
+    """Fields by name, in the order given; each is an attribute, too, unless its name is that of a method."""
 
     def __init__(self, name: str, fields: Iterable[UnischemaField]) -> None:
         self._name = name
         # Petastorm's names, which it pickles.
-        self._fields = OrderedDict((field.name, field) for field in sorted(fields, key=lambda each: each.name))
+        self._fields = OrderedDict((field.name, field) for field in fields)
         for field in self._fields.values():
             if not hasattr(type(self), field.name):
                 setattr(self, field.name, field)
