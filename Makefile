@@ -12,8 +12,6 @@ JOBS ?= 4
 WITHOUT ?= pyspark tensorflow keras jax jaxlib
 ONLY ?=
 PYTHONS ?=
-# --prepare: make the environments of test-oldest, -tensorflow and -mxnet, and run no tests.
-PREPARE ?=
 COMPILERS ?=
 ROWS ?=
 PROGRAMS ?=
@@ -45,13 +43,13 @@ test-without: setup  ## run the Python tests where Spark, TensorFlow, Keras and 
 	@$(BIN)/python tools/without.py $(WITHOUT) -- --ignore=tests/system/programs $(ARGS)
 
 test-oldest: setup  ## run tests with the oldest versions that pyproject.toml promises; ONLY='jax torch' runs some, spark only so
-	@$(BIN)/python tools/oldest.py $(PREPARE) $(ONLY) -- $(ARGS)
+	@$(BIN)/python tools/oldest.py $(ONLY) -- $(ARGS)
 
 test-tensorflow: setup  ## run the tests of TensorFlow and Keras with VERSIONS=... of TensorFlow, which are downloaded
-	@$(BIN)/python tools/oldest.py $(PREPARE) $(VERSIONS:%=tensorflow==%) -- $(ARGS)
+	@$(BIN)/python tools/oldest.py $(VERSIONS:%=tensorflow==%) -- $(ARGS)
 
 test-mxnet: setup  ## run the tests of MXNet 1.9.1 and 2.0.0b1, or MXNETS=..., in environments of their own
-	@$(BIN)/python tools/oldest.py $(PREPARE) $(MXNETS:%=mxnet==%) -- $(ARGS)
+	@$(BIN)/python tools/oldest.py $(MXNETS:%=mxnet==%) -- $(ARGS)
 
 test-orphans: setup  ## run programs that others wrote for Horovod, or PROGRAMS='returnn deepmd-kit', in environments of their own
 	@$(BIN)/python tools/orphans.py $(PROGRAMS)

@@ -1,12 +1,9 @@
-"""Tests with the oldest dependencies that pyproject.toml allows:
-
-    oldest.py [--prepare] [NAME | NAME==VERSION]... [-- ARGUMENTS]
+"""Tests with the oldest dependencies that pyproject.toml allows: oldest.py [NAME | NAME==VERSION]... [-- ARGUMENTS].
 
 Each environment of `ENVIRONMENTS` is a virtual environment below build/. It contains the farandole of .venv and the
 lowest versions that `dependencies` and its extras allow, and is made again if a version changes. NAMEs choose
 environments; without names all run but spark and mxnet. ==VERSION sets the version of the framework of that name, as in
-tensorflow==2.19.1. ARGUMENTS for pytest replace the environment's own tests. --prepare makes environments, but runs
-no tests."""
+tensorflow==2.19.1. ARGUMENTS for pytest replace the environment's own tests."""
 
 import os
 import re
@@ -235,8 +232,7 @@ def test(python: Path, environment: Environment, arguments: Sequence[str]) -> bo
 def main(words: Sequence[str]) -> None:
     """Make the chosen environments and run their tests; exit with a message if one fails."""
     cut = words.index("--") if "--" in words else len(words)
-    asked, arguments, failed = [word for word in words[:cut] if word != "--prepare"], words[cut + 1 :], []
-    only_prepare = "--prepare" in words[:cut]
+    asked, arguments, failed = words[:cut], words[cut + 1 :], []
     for name, (environment, pins) in choose(asked).items():
         folder = ROOT / "build" / f"oldest-{name}"
         print(f"oldest: {name}:", *pins, flush=True)
@@ -248,7 +244,7 @@ def main(words: Sequence[str]) -> None:
                 failed.append(name)
             continue
         link_farandole(folder)
-        if not only_prepare and not test(python, environment, arguments):
+        if not test(python, environment, arguments):
             failed.append(name)
     if failed:
         sys.exit(f"oldest: failed: {', '.join(failed)}")
