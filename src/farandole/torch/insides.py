@@ -1,4 +1,4 @@
-"""What programs find inside Horovod's optimizer, in front of the classes that `DistributedOptimizer` makes."""
+"""Attributes inside Horovod's optimizer that programs read or set, and the class in front that answers for them."""
 
 from collections.abc import Mapping
 from typing import ClassVar, NoReturn, Self

@@ -20,6 +20,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 
 from farandole.compat.predicates import in_lambda
 from farandole.data import make_batch_reader, make_reader
@@ -210,6 +211,20 @@ def test_what_does_not_fit_the_schema_is_named(cell: bytes, problem: str, tmp_pa
     path = write(tmp_path / "rows", fields, {"id": pa.array([0]), "pair": pa.array([cell])})
     with pytest.raises(DataError, match=problem):
         rows_of(path)
+
+
+def test_a_folder_that_cannot_be_asked_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = [field("id", np.int64, ()), field("pair", np.float64, (2,), NdarrayCodec())]
+    path = write(tmp_path / "rows", fields, {"id": pa.array([0]), "pair": pa.array([saved(np.ones(2))])})
+
+    def refuse(fs: LocalFileSystem, path: str) -> bool:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(LocalFileSystem, "exists", refuse)
+    assert type(rows_of(path)[0].pair) is bytes
+    assert f"{path}/_common_metadata is left out: it cannot be looked for: not yours" in caplog.text
 
 
 def test_colors_of_16_bits_are_refused() -> None:

@@ -1,5 +1,6 @@
 """Parquet files, their footers, and the reading of their row groups."""
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from farandole.data.formats.encryption import refuse_encrypted
 from farandole.data.formats.fields import Field
 from farandole.data.formats.file_systems import Files, FilesSource
 from farandole.data.formats.old_times import has_old_times, is_julian, times_as_meant
-from farandole.data.formats.parquet_summary import Footer, footers_in, read_beside, read_summary, spans_in
+from farandole.data.formats.parquet_summary import Footer, content_of, find_beside, footers_in, read_summary, spans_in
 from farandole.data.formats.partitions import add_partitions, check_partitions, partition_fields, value_in_path
 from farandole.data.formats.pruning import Bounds, bounded_kind
 from farandole.data.formats.row_groups import File, RowGroup, RowGroups
@@ -23,6 +24,9 @@ from farandole.data.loading.agreement import Gather, from_first, place_in, share
 from farandole.data.loading.values import ValuesOrLoose
 from farandole.data.stores.ranges import Span
 from farandole.data.stores.request_limiter import MOST_IN_FLIGHT
+from farandole.masking import mask
+
+log = logging.getLogger(__name__)
 
 _OPENERS = 16
 # Arrow takes three times the memory of a row group to decode it at once. One of this size is decoded in parts.
@@ -57,9 +61,15 @@ class ParquetFiles(FilesSource):
         self.row_groups: Sequence[RowGroup] = RowGroups(self._listed, counts, rows)
 
     def beside(self, name: str) -> bytes | None:
-        """Return the content of the file `name` in the folder of the files; None if there is none."""
-        found = read_beside(self._files, self._base, name)
-        return None if found is None else found[1]
+        """Return the content of the file `name` in the folder of the files; None if there is none.
+
+        Also None, with a warning, if the folder cannot be asked: the files may still be readable."""
+        try:
+            found = find_beside(self._files, self._base, name)
+        except Exception as error:  # of any class, as the store's clients have them
+            log.warning("%s/%s is left out: it cannot be looked for: %s", mask(self._base), name, mask(str(error)))
+            return None
+        return None if found is None else content_of(self._files, found)
 
     def nbytes(self, columns: Sequence[str]) -> int:
         """Return the sum of the columns' uncompressed sizes in the footers."""

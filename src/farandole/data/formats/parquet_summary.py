@@ -42,23 +42,24 @@ class Summary:
     data: bytes
 
 
-def read_beside(files: Files, folder: str, name: str) -> tuple[File, bytes] | None:
-    """Return the file `name` of `folder` and its content; None if there is none. Makes 1 or 2 requests."""
+def find_beside(files: Files, folder: str, name: str) -> File | None:
+    """Return the file `name` of `folder`; None if there is none. Makes a request, except of web servers.
+
+    Raises the store's error, of any class."""
     if files.client is not None and files.web:
         return None
     path = f"{folder}/{name}"
-    try:
-        if files.client is not None:
-            found = [file for file in files.client.first_page(path) if file.path == path]
-        else:
-            found = files.look([path]) if files.fs.exists(path) else []
-    except Exception as error:  # of any class; without access to the folder, the files may still be readable
-        log.info("%s cannot be looked for: %s", mask(path), mask(str(error)))
-        return None
-    if not found:
-        return None
-    with files.open(found[0]) as opened:
-        return found[0], bytes(opened.read())
+    if files.client is not None:
+        found = [file for file in files.client.first_page(path) if file.path == path]
+    else:
+        found = files.look([path]) if files.fs.exists(path) else []
+    return found[0] if found else None
+
+
+def content_of(files: Files, file: File) -> bytes:
+    """Read the whole file."""
+    with files.open(file) as opened:
+        return bytes(opened.read())
 
 
 def read_summary(files: Files, listed: Sequence[File]) -> Summary | None:
@@ -66,8 +67,12 @@ def read_summary(files: Files, listed: Sequence[File]) -> Summary | None:
     if len(listed) < 2:
         return None
     folder = posixpath.commonpath([posixpath.dirname(file.path) for file in listed])
-    found = read_beside(files, folder, SUMMARY)
-    return None if found is None else Summary(found[0], folder, found[1])
+    try:
+        found = find_beside(files, folder, SUMMARY)
+    except Exception as error:  # of any class; without access to the folder, the files may still be readable
+        log.info("%s/%s cannot be looked for: %s", mask(folder), SUMMARY, mask(str(error)))
+        return None
+    return None if found is None else Summary(found, folder, content_of(files, found))
 
 
 def footers_in(summary: Summary, listed: Sequence[File], *, local: bool) -> dict[str, Footer]:

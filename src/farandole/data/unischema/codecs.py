@@ -1,7 +1,6 @@
 """Petastorm's codecs: how a field's values are stored in a column of Parquet."""
 
 import io
-import zipfile
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +14,8 @@ from farandole.extras import importing
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
-__all__ = [
-    "BytesCodec",
-    "CompressedImageCodec",
-    "CompressedNdarrayCodec",
-    "DataframeColumnCodec",
-    "NdarrayCodec",
-    "ScalarCodec",
-    "StoredSparkType",
-]
+# Petastorm's names.
+__all__ = ["CompressedImageCodec", "CompressedNdarrayCodec", "DataframeColumnCodec", "NdarrayCodec", "ScalarCodec"]
 
 _PNG, _RGB, _RGBA = b"\x89PNG\r\n\x1a\n", 2, 6
 _PNG_BITS, _PNG_COLORS = 24, 25  # places in the header
@@ -99,8 +91,8 @@ class CompressedNdarrayCodec(BytesCodec):
         return bytearray(target.getvalue())
 
     def decode(self, unischema_field: UnischemaField, value: bytes) -> Array:
-        with zipfile.ZipFile(io.BytesIO(value)) as archive, archive.open("arr.npy") as member:
-            return np.asarray(np.load(io.BytesIO(member.read()), allow_pickle=False))
+        with np.load(io.BytesIO(value), allow_pickle=False) as archive:
+            return np.asarray(archive["arr"])
 
 
 class CompressedImageCodec(BytesCodec):

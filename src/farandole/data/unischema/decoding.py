@@ -72,7 +72,7 @@ def _array(field: UnischemaField, codec: BytesCodec, stored: bytes) -> Array:
         return fitting(field, codec.decode(field, stored))
     except FarandoleError:
         raise
-    except Exception as error:  # NumPy and zipfile have errors of many classes for damaged bytes
+    except Exception as error:  # NumPy has errors of many classes for damaged bytes
         raise DataError(field.name, f"cannot be decoded by {type(codec).__name__}: {error}") from error
 
 

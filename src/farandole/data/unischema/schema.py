@@ -2,7 +2,7 @@
 
 import re
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ class Unischema:
         """Return a named tuple of the fields with these values."""
         return namedtuple(self._name, self._fields)(**values)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[UnischemaField]:
         return iter(self._fields.values())
 
 
